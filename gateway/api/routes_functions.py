@@ -73,7 +73,7 @@ class FunctionRoutes:
                 return await self._feature_extraction(context, version, request, body)
             case FunctionTask.HANDLER:
                 await check_json(body, limits, limits.handler_json)
-                wanted = "text/event-stream" in request.headers.get("accept", "")
+                wanted = _accepts_events(request.scope)
                 return HandlerReply(self._services, context, version, body, events_wanted=wanted)
 
     async def _generation(
@@ -175,6 +175,10 @@ def _convert(given: Object, kind: type[T]) -> T:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise from_validation(error) from None
+
+
+def _accepts_events(scope: Scope) -> bool:
+    return any([b"text/event-stream" in value for name, value in scope["headers"] if name == b"accept"])
 
 
 def _is_image(request: Request) -> bool:

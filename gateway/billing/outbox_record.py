@@ -28,7 +28,7 @@ class OutboxRecord:
         if not await ledger.add_request(self.record) and not await self._is_stored(ledger):
             raise Conflict(f"the ledger has another request {self.record.request_id}")
 
-    def on_refused(self, error: Exception) -> None:
+    def on_refused(self, error: BaseException) -> None:
         """Log, once, that the ledger answers but rejects the record."""
         if not self.is_refused:
             _log.error("request %s: the ledger rejects its record", self.record.request_id, exc_info=error)

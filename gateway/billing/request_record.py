@@ -9,12 +9,12 @@ from enum import Enum
 
 from gateway.billing.outbox import Outbox
 from gateway.billing.outbox_record import OutboxRecord
-from gateway.core.contract import CallUsage, OnSettled
+from gateway.core.contract import Assigned, CallUsage, OnSettled
 from gateway.core.errors import ApiError
 from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
 from gateway.tenants.state_health import HealthCheck
-from rdmacast.aio.shielded import wait_shielded
+from rdmacast.aio.shielded import abandon, wait_shielded
 from registry.clock import Clock
 from registry.errors import NotFound, StateUnavailable
 from registry.messages.node import Compute, Generate
@@ -78,12 +78,17 @@ def make_record(
 
     A failed request costs nothing, but its record has the GPU time that it used.
     """
-    assigned = [run.assigned for run in runs if run.assigned is not None]
-    if not assigned:
+    first: Assigned | None = None
+    ago_s = queue_ms = load_ms = exec_ms = 0.0
+    for run in runs:
+        exec_ms = max(exec_ms, run.exec_ms)
+        if (one := run.assigned) is not None:
+            first = first or one
+            # Counted back from the end: the time before the calls started is recorded nowhere else.
+            ago_s = max(ago_s, run.assigned_ago_s)
+            queue_ms, load_ms = max(queue_ms, one.queue_ms), max(load_ms, one.load_ms)
+    if first is None:
         return None
-    first = assigned[0]
-    # Counted back from the end: the time before the calls started is recorded nowhere else.
-    ago_s = max([run.assigned_ago_s for run in runs if run.assigned is not None])
     slices = tuple([use.gpu for use in uses if use.gpu.gpu_us])
     # Requests that share a step share its time; it is rounded up once, for the whole request.
     gpu_ms = -(-sum([one.gpu_us for one in slices]) // 1000)
@@ -104,9 +109,9 @@ def make_record(
         received_at=context.received_at,
         started_at=max(context.received_at, ended_at - ago_s),
         ended_at=ended_at,
-        queue_ms=math.ceil(max([one.queue_ms for one in assigned])),
-        load_ms=math.ceil(max([one.load_ms for one in assigned])),
-        exec_ms=math.ceil(max([run.exec_ms for run in runs])),
+        queue_ms=math.ceil(queue_ms),
+        load_ms=math.ceil(load_ms),
+        exec_ms=math.ceil(exec_ms),
         billed_gpu_ms=gpu_ms,
         prompt_tokens=tokens_in,
         completion_tokens=tokens_out,
@@ -172,7 +177,7 @@ class Biller:
 
         Raises BillingFailed; the record is written later then, and costs nothing.
         """
-        uses = [use for run in runs for use in run.used]
+        uses = runs[0].used if len(runs) == 1 else tuple([use for run in runs for use in run.used])
         record = make_record(
             context=context,
             version=version,
@@ -187,22 +192,22 @@ class Biller:
         self._in_progress += 1
         self._quiet.clear()
         try:
-            await self._write(OutboxRecord(record, uses))
+            await self._write(record, uses)
         finally:
             self._in_progress -= 1
             if not self._in_progress:
                 self._quiet.set()
 
-    async def _write(self, entry: OutboxRecord) -> None:
+    async def _write(self, record: RequestRecord, uses: Sequence[CallUsage]) -> None:
         until_s = asyncio.get_running_loop().time() + _WRITE_TIMEOUT_S
-        write = self._begin(entry)
+        write = self._begin(record)
         self._set_deadline(until_s, write)
         cancelled = await wait_shielded(write)
-        first = self._result(entry, write)
+        first = self._result(write)
         if first is _WriteResult.WRITTEN:
-            self._on_settled(entry.uses)
+            self._on_settled(uses)
         else:
-            retry = asyncio.create_task(self._retry(entry, first, until_s))
+            retry = asyncio.create_task(self._retry(OutboxRecord(record, uses), first, write, until_s))
             cancelled = await wait_shielded(retry) or cancelled
             failure = retry.exception()
             if failure is not None and cancelled is None:
@@ -210,24 +215,25 @@ class Biller:
         if cancelled is not None:
             raise cancelled
 
-    def _begin(self, entry: OutboxRecord) -> asyncio.Future[bool]:
+    def _begin(self, record: RequestRecord) -> asyncio.Future[bool]:
         try:
-            return asyncio.ensure_future(self._ledger.add_request(entry.record))
-        except Exception as error:  # a record that does not encode; reported by `_result`
+            return asyncio.ensure_future(self._ledger.add_request(record))
+        except Exception as error:  # a record that does not encode; reported by `_retry`
             refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             refused.set_exception(error)
             return refused
 
-    def _result(self, entry: OutboxRecord, write: asyncio.Future[bool]) -> "_WriteResult":
+    def _result(self, write: asyncio.Future[bool]) -> "_WriteResult":
         if write.cancelled():
             return _WriteResult.SILENT
         try:
             new = write.result()
+        except TimeoutError:  # abandoned at its deadline
+            return _WriteResult.SILENT
         except StateUnavailable as error:
             self.health.report(alive=False, reason=str(error))
             return _WriteResult.FAILED
-        except Exception as error:  # whatever it is, the record is kept
-            entry.on_refused(error)
+        except Exception:  # whatever it is, the record is kept
             return _WriteResult.REFUSED
         self.health.report(alive=True)
         return _WriteResult.WRITTEN if new else _WriteResult.TAKEN
@@ -243,13 +249,17 @@ class Biller:
         loop = asyncio.get_running_loop()
         self._timer = None
         while self._writes and (self._writes[0][1].done() or self._writes[0][0] <= loop.time()):
-            self._writes.popleft()[1].cancel()  # a no-op if it is done
+            abandon(self._writes.popleft()[1])  # a no-op if it is done
         if self._writes:
             self._timer = loop.call_at(self._writes[0][0], self._on_timer)
 
-    async def _retry(self, entry: OutboxRecord, first: "_WriteResult", until_s: float) -> None:
+    async def _retry(
+        self, entry: OutboxRecord, first: "_WriteResult", write: asyncio.Future[bool], until_s: float
+    ) -> None:
         """Retry after a first try that wrote nothing new. Raises BillingFailed."""
         why = ""
+        if first is _WriteResult.REFUSED and (reason := write.exception()) is not None:
+            entry.on_refused(reason)
         try:
             async with asyncio.timeout_at(until_s):
                 if first is _WriteResult.SILENT:

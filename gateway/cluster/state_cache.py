@@ -6,7 +6,7 @@ expires leases, and only while the feed is alive, so that routing continues duri
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from gateway.cluster.cast_tracker import CastTracker
 from gateway.cluster.entries import NodeEntry, ReceivedScaleRequest
 from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.live_cache import LiveStateCache
-from gateway.cluster.replicas import Replica
+from gateway.cluster.replicas import PipelineReplica, Replica
 from registry.records.change import (
     CastChanged,
     CastPartEnded,
@@ -77,6 +77,7 @@ class ClusterStateCache:
         self._expired: dict[str, int] = {}  # node -> its epoch when its lease expired
         self._instances: dict[str, InstanceRecord] = {}
         self._by_key: dict[VersionKey, dict[str, InstanceRecord]] = {}
+        self._ready: dict[VersionKey, list[InstanceRecord]] = {}  # computed since the last change
         self._draining: set[str] = set()
         self._load_reports: dict[str, tuple[LoadReport, float]] = {}  # with their deadlines
         self._on_start: list[Callable[[InstanceRecord], None]] = []
@@ -120,6 +121,7 @@ class ClusterStateCache:
         for instance in snapshot.instances:
             self._put_instance(instance)
         self._draining &= self._instances.keys()
+        self._ready.clear()
         for demand in snapshot.load_reports:
             self._put_load_report(demand, now)
         self.casts = CastCache(snapshot.casts)
@@ -192,6 +194,7 @@ class ClusterStateCache:
         entry = self._nodes.get(record.id)
         if entry is not None and entry.record.epoch == record.epoch:
             self._nodes[record.id] = replace(entry, record=record)
+            self._ready.clear()
 
     def put_version(self, version: FunctionVersion) -> None:
         """Add a version that the feed did not carry."""
@@ -203,6 +206,7 @@ class ClusterStateCache:
             self._draining.add(instance_id)
         else:
             self._draining.discard(instance_id)
+        self._ready.clear()
 
     # --- queries
 
@@ -234,19 +238,26 @@ class ClusterStateCache:
     def instance_keys(self) -> list[VersionKey]:
         return [key for key, held in self._by_key.items() if held]
 
-    def ready(self, key: VersionKey) -> list[InstanceRecord]:
+    def ready(self, key: VersionKey) -> Sequence[InstanceRecord]:
         """Return the instances that calls may be sent to."""
-        return self._in_states(key, _READY_STATES)
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._in_states(key, _READY_STATES)
+        return ready
 
-    def replicas(self, key: VersionKey) -> "list[Replica]":
+    def pipelines(self, key: VersionKey) -> Sequence[PipelineReplica]:
+        """Return the pipelines that calls may be sent to."""
+        return self.live.replicas(key.function, key.version, self._usable)
+
+    def replicas(self, key: VersionKey) -> Sequence[Replica]:
         """Return all replicas of the version: ready instances, and pipelines of loading ones.
 
         An instance that is helped by a ZigZag pair is reached through the pair only; one that loaded alone
         serves its calls itself once it is ready.
         """
-        pipelines = self.live.replicas(key.function, key.version, self._usable)
+        pipelines = self.pipelines(key)
         if not pipelines:
-            return [*self.ready(key)]
+            return self.ready(key)
         sources = [server.pipeline.source for server in pipelines]
         helped = {source.instance_id for source in sources if source is not None}
         ready = [one for one in self.ready(key) if one.instance_id not in helped]
@@ -312,14 +323,17 @@ class ClusterStateCache:
         if known is None and self._expired.pop(up.record.id, None) == up.record.epoch:
             self.needs_snapshot = True
         self._nodes[up.record.id] = _entry(up, known, now + up.ttl_s)
+        self._ready.clear()
 
     def _set_channel(self, node: str, epoch: int) -> None:
         entry = self._nodes.get(node)
         if entry is not None:
             self._nodes[node] = replace(entry, channel_epoch=epoch)
+            self._ready.clear()
 
     def _remove_node(self, id_: str, now: float) -> None:
         del self._nodes[id_]
+        self._ready.clear()
         self.cast_tracker.on_node_lost(id_, now)
         self._remove_instances(id_)
 
@@ -349,6 +363,7 @@ class ClusterStateCache:
         self._instances[record.instance_id] = record
         key = VersionKey(record.function, record.version)
         self._by_key.setdefault(key, {})[record.instance_id] = record
+        self._ready.clear()
 
     def _drop_instance(self, record: InstanceRecord) -> None:
         key = VersionKey(record.function, record.version)
@@ -357,6 +372,7 @@ class ClusterStateCache:
         if not self._by_key[key]:
             del self._by_key[key]
         self._draining.discard(record.instance_id)
+        self._ready.clear()
 
     def _put_load_report(self, change: LoadReport, now: float) -> None:
         if change.loads:

@@ -91,7 +91,7 @@ class OpenCall(ABC):
         """
         self._waiting_since_s = self._loop.time()
         if self._timer is None:
-            self._set_timer()
+            self._set_timer(self._waiting_since_s)
         task = self._waiting = cast("asyncio.Task[object]", asyncio.current_task(self._loop))
         try:
             event = await self._next()
@@ -157,15 +157,16 @@ class OpenCall(ABC):
         self._timer = None
         if self._waiting is None:
             return  # the next wait sets it again
-        if self._loop.time() < self._deadline_s():
-            self._set_timer()
+        now_s = self._loop.time()
+        if now_s < self._deadline_s():
+            self._set_timer(now_s)
         else:
             self._expired, self._cancelling = True, self._waiting.cancelling()
             self._waiting.cancel()
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, now_s: float) -> None:
         # No later than the deadline of a wait that begins now may be, once there is an output.
-        idle_until_s = self._loop.time() + self.call.deadlines.idle_s
+        idle_until_s = now_s + self.call.deadlines.idle_s
         self._timer = self._loop.call_at(min(self._deadline_s(), idle_until_s), self._on_timer)
 
     def _note_progress(self, event: WaitStage) -> None:

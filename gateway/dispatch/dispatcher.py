@@ -157,16 +157,16 @@ class CallDispatcher:
     def enter(self, call: FunctionCall) -> QueuedRequest:
         self._admission.check_open()
         key = VersionKey(call.version.function, call.version.version)
-        replicas = self._state_cache.replicas(key)
-        hot = any(isinstance(one, InstanceRecord) for one in replicas) or bool(self._state_cache.ready(key))
-        queued = QueuedRequest(call, self.clock.monotonic_s(), self._state_cache.backoff.serial, hot=hot)
+        state_cache = self._state_cache
+        ready = state_cache.ready(key)
+        queued = QueuedRequest(call, self.clock.monotonic_s(), state_cache.backoff.serial, hot=bool(ready))
         queue = self._admission.find(key)
         first = queue is None or not queue.held
-        if first and self._start(queued, replicas):
+        if first and ready and not state_cache.pipelines(key) and self._start(queued, ready):
             return queued
         queue = self._admission.enqueue(queued)
         self._idle.clear()
-        self._assign_ready(queue, replicas)
+        self._assign_ready(queue, state_cache.replicas(key))
         starts_to_wait = queued.instance is None and first
         self._demand.changed(urgent=starts_to_wait)
         if starts_to_wait:
@@ -192,17 +192,15 @@ class CallDispatcher:
             self._idle.set()
         self._load.notify_within(_LOAD_DELAY_S)
 
-    def _start(self, queued: QueuedRequest, replicas: Sequence[Replica]) -> bool:
+    def _start(self, queued: QueuedRequest, ready: Sequence[InstanceRecord]) -> bool:
         """Start a call for which no other waits on an instance with a free slot; return False without one.
 
         Beside pipelines, and beyond an instance's limit, it goes through the queue, as all others.
         """
-        if not replicas or any(isinstance(one, PipelineReplica) for one in replicas):
-            return False
-        instance = self.slots.choose(replicas, self._rng, queued.arrived_s, cost=queued.cost).instance
+        instance = self.slots.choose_ready(ready, self._rng, queued.arrived_s)
         if instance is None:
             return False
-        self.slots.acquire(slots_key_of(instance), queued.cost)
+        self.slots.acquire(instance.instance_id, queued.cost)
         self._admission.start(queued, instance)
         self._idle.clear()
         self._demand.changed()

@@ -139,7 +139,7 @@ class WeightedFairQueue(Generic[T]):
     def serve(self, item: T) -> None:
         """Start a new item at once, of a tenant of which nothing waits."""
         queue = self._tenant_queue(item.tenant)
-        assert not queue.waits, item.tenant
+        assert not (queue.returned or queue.fresh), item.tenant
         self._now = queue.tag = max(queue.tag, self._now)
         queue.tag += max(1, item.cost)
         queue.active += 1

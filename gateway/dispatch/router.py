@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.cluster.replicas import PipelineReplica, Replica, serving_rates, slots_key_of
 from gateway.dispatch.targets import RequestTarget, choose_target
+from registry.records.instance import InstanceRecord
 
 # Calls without a first token per pipeline stage, and per instance beside pipelines.
 _MAX_FRESH = 2
@@ -95,6 +96,16 @@ class ReplicaSlots:
 
     def _keeps_up(self, server: Replica) -> bool:
         return isinstance(server, PipelineReplica) or self._backlog_room(server) > 0
+
+    def choose_ready(
+        self, ready: Sequence[InstanceRecord], rng: random.Random, now: float
+    ) -> InstanceRecord | None:
+        """Return the least loaded of instances beside which no pipeline serves; None if all are full."""
+        if len(ready) > 1 or self._full_until:
+            chosen = self.choose(ready, rng, now).instance
+            return chosen if isinstance(chosen, InstanceRecord) else None
+        (only,) = ready
+        return only if self._in_flight.get(only.instance_id, 0) < concurrency_of(only) else None
 
     def choose(
         self,

@@ -8,8 +8,7 @@ from starlette.types import Message, Receive, Scope
 
 from gateway.core.errors import ApiError, BadRequest, from_validation
 from gateway.core.settings import JsonBounds, RequestLimits
-from rdmacast.aio.eager import StartedCoroutine, run_within, start_eagerly
-from rdmacast.aio.time_limit import TimeLimit
+from rdmacast.aio.eager import run_within
 
 _NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -43,12 +42,8 @@ def too_large(limit_bytes: int) -> ApiError:
 
 async def next_chunk(receive: Receive, idle_s: float) -> Message:
     """Return the next part of a body. Raises ApiError (408) if none arrives in `idle_s`."""
-    started = start_eagerly(receive())
-    if not isinstance(started, StartedCoroutine):
-        return started
     try:
-        with TimeLimit(idle_s):
-            return await started
+        return await run_within(idle_s, receive())
     except TimeoutError:
         raise _too_slow(f"no byte of the body arrived for {idle_s:g} s") from None
 
@@ -171,7 +166,10 @@ async def decode_large(
 
 async def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
     """Raise ApiError unless the body is JSON within bounds; builds no objects."""
-    await decode_large(body, _ANY, limits, bounds)
+    if len(body) <= _INLINE_BYTES:
+        decode(body, _ANY, limits, bounds)
+    else:
+        await asyncio.to_thread(decode, body, _ANY, limits, bounds)
     if not body.isascii():
         try:
             await asyncio.to_thread(body.decode)

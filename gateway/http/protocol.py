@@ -3,17 +3,24 @@
 import asyncio
 import math
 import socket
+from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from starlette.types import Message, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.core.errors import ApiError
 from gateway.core.ids import new_request_id
+from rdmacast.aio.eager import COMPLETED
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
@@ -25,56 +32,52 @@ class _HeadTooLarge(Exception):
     """The parser ends with this, and calls `send_400_response`."""
 
 
-class _JoinedWrites:
-    """A transport that collects what is written until it is flushed or closed."""
-
-    __slots__ = ("_parts", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        self._parts.append(data)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def flush(self) -> None:
-        if self._parts:
-            parts, self._parts = self._parts, []
-            self._transport.write(b"".join(parts))
-
-
-class _JoiningCycle(RequestResponseCycle):
-    """One request and its response; a head with a content length is sent together with the body.
+class _WholeResponseCycle(RequestResponseCycle):
+    """One request and its response; a head with a content length is sent in one write with the body.
 
     Two writes would be two system calls here, and two wake-ups of the client.
     """
 
     head: Any = None  # while it is held back
 
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start" and _has_length(message):
-            self.head = message  # uvicorn's own error replaces a head that got no body
-            return
-        head, self.head = self.head, None
-        if head is None:
-            await super().send(message)
-            return
-        transport, joined = self.transport, _JoinedWrites(self.transport)
-        self.transport = cast(asyncio.Transport, joined)
-        try:
-            await super().send(head)
-            await super().send(message)
-        finally:
-            self.transport = transport
-            joined.flush()
+    def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]
+        """Send a message; of a whole response nothing is awaited, unless the client reads too slowly."""
+        if message["type"] == "http.response.start":
+            if self._is_whole(message):
+                self.head = message  # uvicorn's own error replaces a head that got no body
+                return COMPLETED
+        elif self.head is not None:
+            head, self.head = self.head, None
+            if self.flow.write_paused or self.disconnected or message.get("more_body", False):
+                return self._send_apart(head, message)
+            self._write(head, message["body"])
+            return COMPLETED
+        return super().send(message)
 
+    async def _send_apart(self, head: Any, message: Any) -> None:
+        await super().send(head)
+        await super().send(message)
 
-def _has_length(head: Message) -> bool:
-    return any(name == b"content-length" for name, _ in head["headers"])
+    def _is_whole(self, head: Message) -> bool:
+        """Return whether a response may be written here: it has a length and nothing special."""
+        if self.scope["method"] == "HEAD" or not self.keep_alive:
+            return False
+        names = [name for name, _ in head["headers"]]
+        return b"content-length" in names and b"connection" not in names
+
+    def _write(self, head: Message, body: bytes) -> None:
+        parts = [STATUS_LINE[head["status"]]]
+        headers = head["headers"]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"\r\n", body)
+        if HEADER_VALUE_RE.search(b"".join([value for _, value in headers])):
+            raise RuntimeError("a response header holds control characters")
+        self.response_started = self.response_complete = True
+        self.waiting_for_100_continue = False
+        self.transport.write(b"".join(parts))
+        self.message_event.set()
+        self.on_response()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -85,7 +88,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     too.
     """
 
-    cycle: _JoiningCycle
+    cycle: _WholeResponseCycle
 
     def __init__(self, *arguments: Any, head_s: float = 30.0, stuck_s: float = 60.0, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -141,7 +144,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._stop_head_timer()
         parser, before = self.parser, self.cycle
         version = parser.get_http_version()
-        self.cycle = _JoiningCycle(
+        self.cycle = _WholeResponseCycle(
             scope=self._scope(version),  # type: ignore[arg-type]
             transport=self.transport,
             flow=self.flow,

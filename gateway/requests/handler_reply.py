@@ -41,8 +41,8 @@ class HandlerReply:
         settings = self._services.settings.streams
         stream = EventStream(send, settings.write_timeout_s)
         job = BilledRequest(self._services, self._context, self._version)
-        reporter = StageReporter(stream, job, settings)
-        tick = reporter.tick if self._events_wanted else None
+        reporter = StageReporter(stream, job, settings) if self._events_wanted else None
+        tick = None if reporter is None else reporter.tick
         try:
             async with CancelOnDisconnect(receive, tick=tick, tick_in_s=settings.head_wait_s) as guard:
                 async with job:
@@ -61,7 +61,9 @@ class HandlerReply:
         except Exception as error:  # an event, once the stream has started
             await fail_stream(stream, error, self._context)
 
-    async def _run(self, job: BilledRequest, stream: EventStream, reporter: StageReporter) -> bytes | None:
+    async def _run(
+        self, job: BilledRequest, stream: EventStream, reporter: StageReporter | None
+    ) -> bytes | None:
         work = InvokeHandler(
             request_id=job.next_call_id(),
             instance_id="",
@@ -72,11 +74,9 @@ class HandlerReply:
         async with job.run(work) as run:
             async for event in run:
                 match event:
-                    case WaitStage():
-                        await reporter.stage(event)
                     case Assigned():
                         job.note_assigned(event)
-                        if self._events_wanted:
+                        if reporter is not None:
                             await reporter.assigned(event)
                     case HandlerChunk(data=data):
                         if event.stream and not stream.started:
@@ -87,4 +87,6 @@ class HandlerReply:
                             answer = data
                     case RequestUsage():
                         break
+                    case WaitStage() if reporter is not None:
+                        await reporter.stage(event)
         return answer

@@ -16,8 +16,7 @@ from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
 from gateway.schemas.operations import RequiredKey
 from gateway.tenants.auth import require_admin
-from rdmacast.aio.eager import StartedCoroutine, start_eagerly
-from rdmacast.aio.time_limit import TimeLimit
+from rdmacast.aio.eager import COMPLETED, run_within
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -187,26 +186,27 @@ class _ReplySender:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message; those of a stream's body go straight to the server, which times them itself."""
-        if message["type"] == "http.response.body" and message.get("more_body", False):
-            return self._send(message)
-        return self._send_timed(message)
-
-    async def _send_timed(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
             named = (b"x-request-id", self._context.response_id.encode())
             headers = [*message.get("headers", ()), named, *self._context.rate_headers]
             message = {**message, "headers": headers}
+        elif message.get("more_body", False):
+            return self._send(message)
         elif self._context.lease is not None:
-            self._quotas.release(self._context)
-            await self._quotas.wait_released(self._context)
-        started = start_eagerly(self._send(message))
-        if not isinstance(started, StartedCoroutine):
-            return
+            return self._send_released(message)
+        sent = self._send(message)
+        return sent if sent is COMPLETED else self._timed(sent)
+
+    async def _send_released(self, message: Message) -> None:
+        self._quotas.release(self._context)
+        await self._quotas.wait_released(self._context)
+        await self._timed(self._send(message))
+
+    async def _timed(self, sent: Awaitable[None]) -> None:
         try:
-            with TimeLimit(self._write_timeout_s):
-                await started
+            await run_within(self._write_timeout_s, sent)
         except TimeoutError:
             raise ClientGone("the client reads nothing") from None
 

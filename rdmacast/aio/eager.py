@@ -1,11 +1,26 @@
 """Coroutines that run up to their first wait at once: a time limit is free where nothing waits."""
 
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 from rdmacast.aio.time_limit import TimeLimit
 
 T = TypeVar("T")
+
+
+class _Completed:
+    """An awaitable that is complete and returns None: a coroutine without its cost."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Iterator[Any]:
+        return iter(())
+
+    def send(self, value: None) -> Any:
+        raise StopIteration
+
+
+COMPLETED = _Completed()
 
 
 class StartedCoroutine(Generic[T]):

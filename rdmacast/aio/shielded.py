@@ -19,11 +19,31 @@ class _Uncancellable(asyncio.Future[None]):
         return False
 
 
+class Shieldable(asyncio.Future[T]):
+    """A future that `wait_shielded` waits for directly: it refuses cancellation meanwhile."""
+
+    is_shielded = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        return not self.is_shielded and super().cancel(msg)
+
+
+def abandon(work: asyncio.Future[Any]) -> None:
+    """End a future that is waited for, also if it is shielded: with TimeoutError then, else cancelled."""
+    if isinstance(work, Shieldable) and work.is_shielded:
+        if not work.done():
+            work.set_exception(TimeoutError())
+    else:
+        work.cancel()
+
+
 async def wait_shielded(*works: asyncio.Future[Any]) -> asyncio.CancelledError | None:
     """Wait until all of `works` have ended; return a cancellation that arrived meanwhile.
 
     Results and exceptions are left to the caller.
     """
+    if len(works) == 1 and isinstance(works[0], Shieldable):
+        return await _wait_for(works[0])
     running = {work for work in works if not work.done()}
     if not running:
         return None
@@ -40,6 +60,21 @@ async def wait_shielded(*works: asyncio.Future[Any]) -> asyncio.CancelledError |
         await ended
     except asyncio.CancelledError as error:
         return error
+    return None
+
+
+async def _wait_for(work: Shieldable[Any]) -> asyncio.CancelledError | None:
+    if work.done():
+        return None
+    work.is_shielded = True
+    try:
+        await work
+    except asyncio.CancelledError as error:
+        return error
+    except Exception:
+        pass  # the caller's to retrieve
+    finally:
+        work.is_shielded = False
     return None
 
 

@@ -6,11 +6,12 @@ from functools import lru_cache
 
 import msgspec
 
+from rdmacast.aio.shielded import Shieldable, abandon
 from registry import keys
 from registry.accounting.usage_report import COLUMNS, amounts_of, day_of
 from registry.codec import encode
 from registry.records.api_key import SpendPeriod
-from registry.records.quota import UNITS, spend_field
+from registry.records.quota import DAY_S, UNITS, spend_field
 from registry.records.usage import RequestRecord, voided
 from registry.redis.connections import ConnectionPool, LuaScript
 
@@ -52,7 +53,6 @@ for i = 6, #ARGV do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[4]) end
 redis.call('HINCRBY', KEYS[3], ARGV[5], ARGV[4])
 return 1
 """)
-_PERIODS = tuple(SpendPeriod)
 _KEYS = (keys.REQUESTS, keys.REQUESTS_BY_END, keys.USAGE_DAYS, keys.REQUESTS_BY_CLIENT_ID)
 _NEW = ord("1")
 MAX_BATCH_RECORDS = 64
@@ -63,7 +63,7 @@ _pack = msgspec.msgpack.Encoder().encode
 @dataclass(slots=True)
 class _QueuedRecord:
     packed: bytes
-    added: asyncio.Future[bool]
+    added: Shieldable[bool]
 
 
 class LedgerWriter:
@@ -82,11 +82,11 @@ class LedgerWriter:
 
         Cancelling the future drops a queued record, but does not stop a write in progress.
         """
-        one = _QueuedRecord(_packed(record), asyncio.get_running_loop().create_future())
-        self._queue.append(one)
+        added: Shieldable[bool] = Shieldable()
+        self._queue.append(_QueuedRecord(_packed(record), added))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="ledger writer")
-        return one.added
+        return added
 
     async def void(self, record: RequestRecord) -> bool:
         """Replace exactly this record by a failed one; return whether it existed. Raises StateUnavailable."""
@@ -125,7 +125,7 @@ class LedgerWriter:
         finally:
             self._writing = None
             for one in (*batch, *self._queue):  # only if this task was cancelled
-                one.added.cancel()
+                abandon(one.added)
 
 
 def _settle(added: asyncio.Future[bool], outcome: bool | Exception) -> None:
@@ -140,23 +140,30 @@ def _settle(added: asyncio.Future[bool], outcome: bool | Exception) -> None:
 def _packed(record: RequestRecord) -> bytes:
     # Amounts as text: a script's numbers are floats.
     day = day_of(record.ended_at)
-    cost = str(record.cost_nanos)
+    day_text, usage, spend_fields = _day_parts(day)
     return _pack(
         (
             record.request_id,
             encode(record).decode(),
             repr(float(record.ended_at)),
-            str(day),
+            day_text,
             keys.bucket(record.key_id),
             str(UNITS * (record.prompt_tokens + record.completion_tokens)),
             keys.spend(record.key_id),
-            [spend_field(period, record.ended_at) for period in _PERIODS] if record.cost_nanos else (),
-            cost,
-            keys.usage(day),
+            spend_fields if record.cost_nanos else (),
+            str(record.cost_nanos),
+            usage,
             _amounts(record),
             _client_index(record),
         )
     )
+
+
+@lru_cache(16)
+def _day_parts(day: int) -> tuple[str, str, tuple[str, ...]]:
+    """Return a UTC day as text, the key of its sums, and its fields of a key's spending."""
+    at = day * DAY_S
+    return str(day), keys.usage(day), tuple([spend_field(period, at) for period in SpendPeriod])
 
 
 def _client_index(record: RequestRecord) -> str:
