@@ -17,6 +17,7 @@ from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.usage import PriceRate
 
+VERSION = "0.1.0"
 Count = Annotated[int, Meta(ge=0)]
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -232,6 +233,18 @@ class UsageAudit(msgspec.Struct, frozen=True, kw_only=True):
     nodes_checked: Count
     instances: Sequence[InstanceAudit]
     nodes: Sequence[NodeBalance]
+
+
+class ServiceIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What the service is, and where to go on."""
+
+    service: Literal["hypercast"] = "hypercast"
+    version: str = VERSION
+    openapi: Literal["/openapi.json"] = "/openapi.json"
+    livez: Literal["/livez"] = "/livez"
+    health: Literal["/health"] = "/health"
+    api: str = "OpenAI's below /v1; send the API key as 'Authorization: Bearer hc_…'"
+    docs: str = "docs/HTTP.md in the source; the command line: hypercast --help"
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):
