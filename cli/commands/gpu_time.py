@@ -26,10 +26,11 @@ TIME_COLUMNS = (
     Column(field="tenant", shrink=8, drop=1),
     Column(field="node", shrink=8),
     _time("allocated_ms", "TOTAL"),
-    _time("attributed_ms", "USED"),
+    _time("used_ms", "USED"),
     _time("loading_ms", "LOADING"),
     _time("idle_ms", "IDLE"),
     _time("lost_ms", "LOST", wide=True),
+    _time("attributed_ms", "BILLED", wide=True),
 )
 
 
@@ -51,9 +52,10 @@ def gpu_time_command(
 ) -> None:
     """Show GPU time: used by requests, loading, idle.
 
-    TOTAL = USED + LOADING + IDLE, to within a millisecond of rounding per request. LOST (-o wide) is
-    time that a failed instance used without a record of it; it is part of IDLE. Loading and idle time
-    belong to no tenant, so that rows without a tenant are for admins.
+    TOTAL = USED + LOADING + IDLE. With -o wide, LOST is time that a failed instance used without a
+    record of it, a part of IDLE; BILLED is USED as in bills, where each request is rounded up to a
+    millisecond (attributed_ms in JSON). Loading and idle time belong to no tenant, so that rows without
+    a tenant are for admins.
 
     \b
     Examples:

@@ -195,7 +195,10 @@ class UsageSummary(msgspec.Struct, frozen=True, kw_only=True):
 class GpuTimeRow(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"from_at": "from", "to_at": "to"}
 ):
-    """A row of GPU time; `function`, `tenant`, `node` as requested. Loading and idle time has no tenant."""
+    """A row of GPU time; `function`, `tenant`, `node` as requested. Loading and idle time has no tenant.
+
+    Used, loading and idle time add up to the allocated; `attributed_ms` is billed, rounded up per request.
+    """
 
     from_at: float
     to_at: float
@@ -203,6 +206,7 @@ class GpuTimeRow(
     tenant: str | None = None
     node: str | None = None
     allocated_ms: Count
+    used_ms: Count
     attributed_ms: Count
     loading_ms: Count
     idle_ms: Count
