@@ -45,10 +45,11 @@ NODE_COLUMNS = (
 FIELDS = (
     *("cast_id", "function", "version", "state", "done", "targets", "planner", "nbytes"),
     *("bytes_s", "received", "faults", "seconds", "age_s"),
+    *("image", "blocks", "block_bytes", "reason", "epoch", "started_at"),
 )
 NODE_FIELDS = (
     *("node", "host", "tier", "planned", "state", "held", "blocks", "seconds", "bytes_s"),
-    *("received", "transports", "faults", "error"),
+    *("received", "transports", "faults", "error", "updated_at"),
 )
 BAR = 20  # characters
 MAX_REASONS = 12
@@ -66,7 +67,8 @@ def casts_command(cast_id: str | None, function: str | None, watch: bool, form: 
     """Show casts of the last hour: model images on their way from nodes that hold them to other nodes.
 
     With a cast id, or the beginning of one: its plan, the reason for it, and each node's part. Rates are
-    bytes per second; in the list, the sum over all nodes.
+    bytes per second; in the list, the sum over all nodes. JSON has each node's part in the list, too; CSV
+    has it with a cast id only, as one row per node.
 
     \b
     Examples:

@@ -1,6 +1,5 @@
 """`usage`: use and cost, from the ledger."""
 
-import json
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -155,7 +154,7 @@ def summary(form: str, client: Client, **period: Any) -> None:
 def show(request_id: str, form: str, client: Client) -> None:
     """Show the record of one request, by the id in its x-request-id header.
 
-    JSON is the record as it is in the ledger, with times in Unix seconds.
+    JSON and CSV are the record as it is in the ledger, with times in Unix seconds.
 
     \b
     Examples:
@@ -163,11 +162,8 @@ def show(request_id: str, form: str, client: Client) -> None:
       hypercast usage show req-4f1c… -o json
     """
     record = client.json("GET", f"/admin/usage/show/{segment(request_id)}")
-    if form == "json":
-        write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-        return
-    if form == "csv":
-        emit_record(record, form)
+    if form in ("json", "csv"):
+        emit_record(record, form, as_is=True)
         return
     write_fields(shown_record(record))
     slices = record.get("gpu", [])
