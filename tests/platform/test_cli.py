@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,6 +173,8 @@ def test_a_deploy_names_the_version_that_it_replaces_and_keeps_the_task(
     write_checkpoint("llama", tmp_path / "model", seed=44)
     first = platform.run("deploy", str(tmp_path / "model"), "--name", "cli-race")
     assert "cli-race: version 1 (new)" in first.stderr
+    for step in ("uploading ", "registering; loading the first copy into host memory"):
+        assert any(line.startswith(step) for line in first.stderr.splitlines())
     refused = platform.run("deploy", "builtin:echo", "--name", "cli-race", check=False)
     assert (refused.returncode, "--force" in refused.stderr) == (5, True), refused.stderr
     with platform.http() as http:
@@ -225,6 +228,11 @@ def test_evict_counts_what_it_dropped(platform: Platform, tiny: str) -> None:
     }
     missing = platform.run("scale", tiny, "--instances", "2", "--on", "mars", check=False)
     assert (missing.returncode, "no node 'mars'" in missing.stderr) == (4, True)
+
+
+def test_a_start_reports_its_steps(platform: Platform) -> None:
+    assert platform.steps[0] == "starting Redis"
+    assert re.fullmatch(r"starting \d nodes and 1 gateway", platform.steps[1])
 
 
 def test_nothing_is_wider_than_the_terminal(platform: Platform, tiny: str) -> None:
