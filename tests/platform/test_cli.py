@@ -52,6 +52,7 @@ def test_data_is_on_stdout_in_each_form(platform: Platform, tiny: str) -> None:
     listed = platform.run("list")
     assert listed.stderr == "" and tiny in listed.stdout and "KiB" in listed.stdout
     described = platform.json("describe", tiny)
+    assert f"ago by key {described['current']['deployed_by']}\n" in platform.run("describe", tiny).stdout
     row = next(line for line in platform.run("list", "-o", "csv").stdout.splitlines() if tiny in line)
     assert row.split(",")[:2] == [tiny, "1"] and str(described["current"]["image_bytes"]) in row
     answer = json.loads(platform.run("invoke", tiny, "-d", '{"prompt": [5], "max_tokens": 2}').stdout)
@@ -96,6 +97,8 @@ def test_ctrl_c_ends_the_log_quietly(platform: Platform, tiny: str) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and said.strip() == "interrupted"
+    instance = platform.instances(tiny)[0]  # its lines outlive its node in the node's file
+    assert instance["instance_id"] in (platform.data / "logs" / f"{instance['node']}.log").read_text()
 
 
 def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path: Path) -> None:
