@@ -1,7 +1,8 @@
 """Data on stdout: tables for people, JSON and CSV for programs.
 
-JSON and CSV have the same fields and values: numbers without units, times in ISO 8601 (UTC). In a CSV cell
-the items of a list are joined by `;`, and what is nested is JSON.
+JSON and CSV have the same fields and values: numbers without units, times in ISO 8601 (UTC). In CSV a field
+of a field has a name with a dot, as `scaling.min_instances`, the items of a list are joined by `;`, and
+lists of objects are JSON.
 """
 
 import json
@@ -33,13 +34,19 @@ def emit_rows(rows: Sequence[Row], columns: Sequence[Column], names: Sequence[st
     write(render(rows, columns, names, form))
 
 
-def emit_record(record: Row, form: str, shown: Sequence[tuple[str, str]] | None = None) -> None:
-    """Write one record: a JSON object, one CSV row, or labelled values (`shown`, by default every field)."""
+def emit_record(
+    record: Row, form: str, shown: Sequence[tuple[str, str]] | None = None, *, as_is: bool = False
+) -> None:
+    """Write one record: a JSON object, one CSV row, or labelled values (`shown`, by default every field).
+
+    With `as_is` times stay Unix seconds in JSON and CSV.
+    """
+    record = record if as_is or form not in ("json", "csv") else portable(record)
     if form == "json":
-        write(json.dumps(portable(record), indent=2, ensure_ascii=False) + "\n")
+        write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     elif form == "csv":
         flat = flattened(record)
-        write(to_csv([csv_row(flat, list(flat))], list(flat)))
+        write(to_csv([{name: _csv_cell(value) for name, value in flat.items()}], list(flat)))
     else:
         write_fields(labelled(record) if shown is None else shown)
 
@@ -102,7 +109,16 @@ def _portable(name: str, value: object) -> object:
 
 def csv_row(row: Row, names: Sequence[str]) -> dict[str, object]:
     """Return the cells of the fields `names`."""
-    return {name: _csv_cell(_portable(name.rpartition(".")[2], row.get(name))) for name in names}
+    return {name: _csv_cell(_portable(name.rpartition(".")[2], _field(row, name))) for name in names}
+
+
+def _field(row: Row, name: str) -> object:
+    """Return a field, or the field of a field that `name` names with a dot."""
+    outer, dot, inner = name.partition(".")
+    if name in row or not dot:
+        return row.get(name)
+    nested = row.get(outer)
+    return _field(nested, inner) if isinstance(nested, Mapping) else None
 
 
 def _csv_cell(value: object) -> object:

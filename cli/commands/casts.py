@@ -10,7 +10,7 @@ from cli.errors import AuthError, CliError, MissingError, UsageError
 from cli.options import client_options, output_option, query
 from cli.output import emit_record, emit_rows, render, write
 from cli.refresh import Frame, redraw
-from cli.tables import Column, Row, colours_wanted, fields, terminal_width
+from cli.tables import Column, Row, colours_wanted, fields, terminal_width, wrapped
 from cli.values import age, human_bytes
 
 COLUMNS = (
@@ -27,7 +27,7 @@ COLUMNS = (
 )
 NODE_COLUMNS = (
     Column(field="node", shrink=8),
-    Column(field="host", shrink=8, drop=3),
+    Column(field="host", shrink=8, drop=4),
     Column(field="state", state=True, shown=lambda row: node_state(row)),
     Column(field="progress", shown=lambda row: progress(row)),
     Column(
@@ -36,22 +36,24 @@ NODE_COLUMNS = (
         numeric=True,
         shown=lambda row: seconds(row["seconds"]) if row["seconds"] else "",
     ),
-    Column(field="bytes_s", heading="RATE", numeric=True, shown=lambda row: rate(row["bytes_s"])),
-    Column(field="received", shrink=12, drop=2, shown=lambda row: received(row["received"])),
-    Column(field="transports", shrink=12, drop=1, shown=lambda row: by_transport(row["transports"])),
+    Column(field="bytes_s", heading="RATE", numeric=True, drop=1, shown=lambda row: rate(row["bytes_s"])),
+    Column(field="received", shrink=12, drop=3, shown=lambda row: received(row["received"])),
+    Column(field="transports", shrink=12, drop=2, shown=lambda row: by_transport(row["transports"])),
     Column(field="faults", shrink=8, shown=lambda row: faults(row["faults"])),
     Column(field="error", shrink=10),
 )
 FIELDS = (
     *("cast_id", "function", "version", "state", "done", "targets", "planner", "nbytes"),
     *("bytes_s", "received", "faults", "seconds", "age_s"),
+    *("image", "blocks", "block_bytes", "reason", "epoch", "started_at"),
 )
 NODE_FIELDS = (
     *("node", "host", "tier", "planned", "state", "held", "blocks", "seconds", "bytes_s"),
-    *("received", "transports", "faults", "error"),
+    *("received", "transports", "faults", "error", "updated_at"),
 )
 BAR = 20  # characters
 MAX_REASONS = 12
+_ABSENT = ("cannot be imported", "no RDMA device", "there is none at all")
 
 
 @click.command("casts")
@@ -66,7 +68,8 @@ def casts_command(cast_id: str | None, function: str | None, watch: bool, form: 
     """Show casts of the last hour: model images on their way from nodes that hold them to other nodes.
 
     With a cast id, or the beginning of one: its plan, the reason for it, and each node's part. Rates are
-    bytes per second; in the list, the sum over all nodes.
+    bytes per second; in the list, the sum over all nodes. JSON has each node's part in the list, too; CSV
+    has it with a cast id only, as one row per node.
 
     \b
     Examples:
@@ -146,7 +149,7 @@ def shown(cast: dict[str, Any], form: str) -> str:
     late = sum(not node["planned"] for node in cast["nodes"])
     plan = (
         f"{cast['planner']}, {cast['blocks']} blocks of {human_bytes(cast['block_bytes'])}, "
-        f"from {', '.join(sources)} to {cast['targets']} nodes"
+        f"from {', '.join(sources)} to {cast['targets']} node{'' if cast['targets'] == 1 else 's'}"
         + (f", {late} of them joined later" if late else "")
     )
     head = [
@@ -195,19 +198,20 @@ def by_transport(transports: dict[str, str]) -> str:
 def why(nodes: list[dict[str, Any]], *, wide: bool = False) -> str:
     """Return why each pair of nodes uses its transport, at most MAX_REASONS lines unless `wide`."""
     lines = [
-        f"{node['node']} from {peer} over {reason if wide else brief(reason)}\n"
+        f"{node['node']} from {peer} over {reason if wide else brief(reason)}"
         for node in nodes
         for peer, reason in sorted(node["transports"].items())
     ]
     if len(lines) > MAX_REASONS and not wide:
-        lines[MAX_REASONS:] = [f"… and {len(lines) - MAX_REASONS} more: see -o json\n"]
-    return "\n" + "".join(lines) if lines else ""
+        lines[MAX_REASONS:] = [f"… and {len(lines) - MAX_REASONS} more: see -o json"]
+    width = None if wide else terminal_width()
+    text = "".join("\n  ".join(wrapped(line, width and width - 2)) + "\n" for line in lines)
+    return f"\n{text}" if lines else ""
 
 
 def brief(reason: str) -> str:
     """Return a reason without the transports that this machine has no hardware or library for."""
-    kept = [part for part in reason.split("; ") if "cannot be imported" not in part]
-    return "; ".join(kept)
+    return "; ".join(part for part in reason.split("; ") if not any(words in part for words in _ABSENT))
 
 
 def received(counts: dict[str, int]) -> str:

@@ -45,7 +45,8 @@ VERSION_COLUMNS = (
     Column(field="architecture", shrink=12, drop=1),
     Column(field="dtype", drop=2),
     Column(field="image_bytes", heading="SIZE", numeric=True),
-    Column(field="image", shown=lambda row: (row["image"] or "")[:12], drop=3),
+    Column(field="image", shown=lambda row: (row["image"] or "")[:12], drop=4),
+    Column(field="deployed_by", heading="DEPLOYED BY KEY", drop=3),
 )
 INSTANCE_COLUMNS = (
     Column(field="instance_id", heading="INSTANCE", shrink=14),
@@ -185,7 +186,8 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "URL": call_url(function, url),
         "Description": current["description"],
         "Created": f"{utc(function['created_at'])} ({age_of(function['created_at'])} ago)",
-        "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago",
+        "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago"
+        + (f" by key {current['deployed_by']}" if current.get("deployed_by") else ""),
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
         "Image": image(current),

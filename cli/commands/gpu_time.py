@@ -12,24 +12,25 @@ from cli.tables import Column, Row
 from registry.accounting.gpu_report import COLUMNS, PROPERTIES, RESOLUTIONS_S
 
 
-def _time(field: str, heading: str, *, wide: bool = False) -> Column:
+def _time(field: str, heading: str, *, wide: bool = False, drop: int = 0) -> Column:
     def shown(row: Row) -> str:
         return f"{row[field] / 1000:.3f}s"
 
-    return Column(field=field, heading=heading, numeric=True, shown=shown, wide=wide)
+    return Column(field=field, heading=heading, numeric=True, shown=shown, wide=wide, drop=drop)
 
 
 TIME_COLUMNS = (
     Column(field="from", wide=True),
     Column(field="to", wide=True),
-    Column(field="function", shrink=10),
-    Column(field="tenant", shrink=8, drop=1),
-    Column(field="node", shrink=8),
+    Column(field="function", shrink=6),
+    Column(field="tenant", shrink=6),
+    Column(field="node", shrink=6),
     _time("allocated_ms", "TOTAL"),
-    _time("attributed_ms", "USED"),
-    _time("loading_ms", "LOADING"),
-    _time("idle_ms", "IDLE"),
+    _time("used_ms", "USED"),
+    _time("loading_ms", "LOADING", drop=1),
+    _time("idle_ms", "IDLE", drop=2),
     _time("lost_ms", "LOST", wide=True),
+    _time("attributed_ms", "BILLED", wide=True),
 )
 
 
@@ -51,9 +52,10 @@ def gpu_time_command(
 ) -> None:
     """Show GPU time: used by requests, loading, idle.
 
-    TOTAL = USED + LOADING + IDLE, to within a millisecond of rounding per request. LOST (-o wide) is
-    time that a failed instance used without a record of it; it is part of IDLE. Loading and idle time
-    belong to no tenant, so that rows without a tenant are for admins.
+    TOTAL = USED + LOADING + IDLE. With -o wide, LOST is time that a failed instance used without a
+    record of it, a part of IDLE; BILLED is USED as in bills, where each request is rounded up to a
+    millisecond (attributed_ms in JSON). Loading and idle time belong to no tenant, so that rows without
+    a tenant are for admins.
 
     \b
     Examples:

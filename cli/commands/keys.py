@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 FIELDS = (
     *("id", "name", "tenant", "role", "state", "functions", "created_at", "expires_at", "revoked_at"),
     *("requests_per_minute", "tokens_per_minute", "max_concurrent"),
-    *("spend_limit", "spend_limit_nanos", "spend_period", "spent", "spent_nanos"),
+    *("spend_limit", "spend_limit_nanos", "spend_period", "spent_nanos"),
 )
 COLUMNS = (
     Column(field="id", heading="KEY ID"),
@@ -38,7 +38,7 @@ COLUMNS = (
     Column(field="tokens_per_minute", heading="TOKENS/MIN", numeric=True, wide=True),
     Column(field="max_concurrent", numeric=True, wide=True),
     Column(field="spend_limit", heading="SPEND LIMIT", numeric=True, drop=1),
-    Column(field="spent", numeric=True, drop=1),
+    Column(field="spent", numeric=True, drop=1, shown=lambda row: spent(row)),
 )
 LIFTED = "none"
 
@@ -94,23 +94,20 @@ def limits_body(limits: Mapping[str, Any]) -> dict[str, Any]:
     return {field: None if value == LIFTED else value for field, value in given.items() if value is not None}
 
 
-def with_state(key: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Return a key with its state: active, expired or revoked."""
-    expires_at = key.get("expires_at")
+def complete(key: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Return a key with its state (active, expired, revoked), and its limit as --spend-limit takes it."""
+    expires_at, nanos = key.get("expires_at"), key.get("spend_limit_nanos")
     if key.get("revoked_at") is not None:
         state = "revoked"
     else:
         state = "expired" if expires_at is not None and expires_at <= now else "active"
-    return {**key, "state": state}
+    limit = None if nanos is None else str(SpendLimit(nanos, SpendPeriod(key["spend_period"])))
+    return {**key, "state": state, "spend_limit": limit, "spent_nanos": key.get("spent_nanos")}
 
 
-def with_money(key: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a key with its spend limit as `12.5/month`."""
-    nanos = key.get("spend_limit_nanos")
-    if nanos is None:
-        return {**key, "spend_limit": None, "spent": None}
-    limit = SpendLimit(nanos, SpendPeriod(key["spend_period"]))
-    return {**key, "spend_limit": str(limit), "spent": f"{money(key.get('spent_nanos') or 0)}"}
+def spent(key: Row) -> str:
+    """Return what of a spend limit is used."""
+    return "" if key["spend_limit"] is None else money(key["spent_nanos"] or 0)
 
 
 @click.group("keys")
@@ -167,7 +164,7 @@ def create(
     made = client.json("POST", "/admin/keys", json=body)
     warn_of_unknown(client, functions)
     if form in ("json", "csv"):
-        emit_record(with_state(made, time.time()), form)
+        emit_record(complete(made, time.time()), form)
         return
     note(f"key {made['id']} for tenant {made['tenant']}; it cannot be shown again:")
     click.echo(made["key"])
@@ -198,7 +195,7 @@ def list_keys(form: str, client: Client) -> None:
       hypercast keys list -o wide
     """
     keys = client.json("GET", "/admin/keys")["keys"]
-    emit_rows([with_money(with_state(key, time.time())) for key in keys], COLUMNS, FIELDS, form)
+    emit_rows([complete(key, time.time()) for key in keys], COLUMNS, FIELDS, form)
 
 
 @keys_command.command("update")
@@ -217,7 +214,7 @@ def update(key_id: str, form: str, client: Client, **limits: Any) -> None:
     if not body:
         raise UsageError("name a limit to change, such as --requests-per-minute 600")
     changed = client.json("PATCH", f"/admin/keys/{segment(key_id)}", json=body)
-    changed = with_money(with_state(changed, time.time()))
+    changed = complete(changed, time.time())
     emit_record(changed, form, shown_key(changed))
 
 
@@ -238,7 +235,7 @@ def shown_key(key: Row) -> list[tuple[str, str]]:
         ("Concurrent requests", str(key["max_concurrent"] or none)),
         (
             "Spend limit",
-            none if key["spend_limit"] is None else f"{key['spend_limit']} ({key['spent']} spent)",
+            none if key["spend_limit"] is None else f"{key['spend_limit']} ({spent(key)} spent)",
         ),
     ]
 
@@ -256,5 +253,5 @@ def revoke(key_id: str, form: str, client: Client) -> None:
     """
     revoked = client.json("DELETE", f"/admin/keys/{segment(key_id)}")
     if form in ("json", "csv"):
-        emit_record(with_state(revoked, time.time()), form)
+        emit_record(complete(revoked, time.time()), form)
     note(f"revoked {key_id}")

@@ -1,6 +1,7 @@
 """`nodes`: the nodes of the cluster and what each holds."""
 
 from collections import Counter
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -11,11 +12,11 @@ from cli.options import client_options, output_option
 from cli.output import emit_rows
 from cli.tables import Column, Row
 from cli.values import age_of, human_bytes
+from registry.records.node import NodeRecord
 
 FIELDS = (
-    *("id", "host", "pid", "state", "device", "gpu_type", "gpu_count"),
-    *("gpu_bytes", "gpu_free_bytes", "host_bytes", "host_free_bytes", "link_rate_bytes_s"),
-    *("started_at", "functions"),
+    *(field.name for field in fields(NodeRecord) if field.name != "counters"),
+    *("tiers.gpu", "tiers.host", "tiers.disk", "functions", "instances"),
 )
 COLUMNS = (
     Column(field="id", heading="NODE", shrink=10),
@@ -56,8 +57,8 @@ def instances(node: Row) -> str:
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in found.items())
 
 
-def csv_node(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a node with its functions as a list of names."""
+def with_functions(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a node with the functions that it runs, as a list of names."""
     return {**node, "functions": [f"{one['function']}:{one['version']}" for one in node["instances"]]}
 
 
@@ -73,6 +74,7 @@ def nodes_command(form: str, client: Client) -> None:
       hypercast nodes -o wide
       hypercast nodes -o json
     """
-    nodes = client.json("GET", "/admin/nodes")["nodes"]
+    nodes = [with_functions(node) for node in client.json("GET", "/admin/nodes")["nodes"]]
     warn_if_unhealthy(client)
-    emit_rows([csv_node(node) for node in nodes] if form == "csv" else nodes, COLUMNS, FIELDS, form)
+    counters = sorted({f"counters.{name}" for node in nodes for name in node["counters"]})
+    emit_rows(nodes, COLUMNS, (*FIELDS, *counters), form)

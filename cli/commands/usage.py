@@ -1,6 +1,5 @@
 """`usage`: use and cost, from the ledger."""
 
-import json
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -48,12 +47,12 @@ PROMPT = Column(field="prompt_tokens", heading="PROMPT TOKENS", numeric=True, dr
 OUTPUT = Column(field="completion_tokens", heading="OUTPUT TOKENS", numeric=True, drop=3)
 GPU_SECONDS = _thousandths("billed_gpu_ms", "GPU S")
 COST = Column(field="cost_nanos", heading="COST", numeric=True, shown=_cost)
-REPORT_COLUMNS = (Column(field="requests", numeric=True), PROMPT, OUTPUT, GPU_SECONDS, COST)
+REPORT_COLUMNS = (Column(field="requests", numeric=True, drop=1), PROMPT, OUTPUT, GPU_SECONDS, COST)
 
 
 SUMMARY_COLUMNS = (
     Column(field="function", shrink=10),
-    Column(field="tenant", shrink=8, drop=8),
+    Column(field="tenant", shrink=8),
     Column(field="requests", numeric=True),
     Column(field="ok", heading="OK", numeric=True, wide=True),
     Column(field="failed", numeric=True, drop=5),
@@ -125,7 +124,9 @@ def report(by: str, key: str | None, form: str, file: Path | None, client: Clien
     rows = answer["rows"]
     if form in ("table", "wide"):
         rows = [{**row, "currency": answer.get("currency", "USD")} for row in rows]
-    columns = (*(Column(field=name, shrink=8) for name in groups), *REPORT_COLUMNS)
+    uncut = ("hour", "day", "version", "status", "start_kind")
+    of_groups = [Column(field=name, shrink=0 if name in uncut else 6) for name in groups]
+    columns = (*of_groups, *REPORT_COLUMNS)
     emit_report(rows, columns, (*groups, *COLUMNS), form, file)
 
 
@@ -155,7 +156,7 @@ def summary(form: str, client: Client, **period: Any) -> None:
 def show(request_id: str, form: str, client: Client) -> None:
     """Show the record of one request, by the id in its x-request-id header.
 
-    JSON is the record as it is in the ledger, with times in Unix seconds.
+    JSON and CSV are the record as it is in the ledger, with times in Unix seconds.
 
     \b
     Examples:
@@ -163,11 +164,8 @@ def show(request_id: str, form: str, client: Client) -> None:
       hypercast usage show req-4f1c… -o json
     """
     record = client.json("GET", f"/admin/usage/show/{segment(request_id)}")
-    if form == "json":
-        write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-        return
-    if form == "csv":
-        emit_record(record, form)
+    if form in ("json", "csv"):
+        emit_record(record, form, as_is=True)
         return
     write_fields(shown_record(record))
     slices = record.get("gpu", [])

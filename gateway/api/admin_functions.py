@@ -54,7 +54,7 @@ class FunctionAdmin:
         """
         payload = await self._body(request, self._create)
         check_name(payload.name)
-        draft = await self._checked(payload)
+        draft = await self._checked(payload, request_context(request.scope).caller.id)
         await self._scaling(payload)
         await self._replaced(payload)
         request_context(request.scope).set_version(draft)
@@ -156,7 +156,7 @@ class FunctionAdmin:
             )
         return current
 
-    async def _checked(self, payload: CreateFunction) -> FunctionVersion:
+    async def _checked(self, payload: CreateFunction, key_id: str) -> FunctionVersion:
         nbytes, blocks = await self._checked_image(payload)
         _check_assets(payload.task, payload.architecture, payload.assets)
         version = FunctionVersion(
@@ -173,6 +173,7 @@ class FunctionAdmin:
             assets=dict(payload.assets),
             created_at=self._services.clock.wall_s(),
             description=payload.description,
+            deployed_by=key_id,
         )
         await self._check_blobs(version)
         if payload.task is not FunctionTask.HANDLER:

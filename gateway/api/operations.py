@@ -447,6 +447,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         parameters=(p.REQUEST_ID,),
         failures=(404,),
     ),
+    _open("/", lambda to: to.system.index, "What this service is", answers.ServiceIndex),
     _open("/livez", lambda to: to.system.livez, "Liveness", answers.Liveness),
     _open("/readyz", lambda to: to.system.readyz, "Readiness", answers.Readiness),
     _open("/health", lambda to: to.system.health, "A summary", answers.Health),

@@ -11,17 +11,21 @@ from gateway.http.drain import ServingPhase
 from gateway.http.metrics import CONTENT_TYPE
 from gateway.http.responses import json_response, raw_json
 from gateway.requests.services import Services
-from gateway.schemas.answers import Health, Liveness, Readiness
+from gateway.schemas.answers import Health, Liveness, Readiness, ServiceIndex
 from registry.records.instance import InstanceState
 from registry.records.node import NodeState
 
 
 class SystemRoutes:
-    """The handlers of /livez, /readyz, /health, /metrics and /openapi.json."""
+    """The handlers of /, /livez, /readyz, /health, /metrics and /openapi.json."""
 
     def __init__(self, services: Services, document: Callable[[], bytes]) -> None:
         self._services = services
         self._document = cache(document)
+
+    async def index(self, request: Request) -> ServiceIndex:
+        """Return what this service is, for those who open its address in a browser."""
+        return ServiceIndex()
 
     async def livez(self, request: Request) -> Liveness:
         """Return 200 while the process responds."""

@@ -1,7 +1,7 @@
 """Exceptions of the HTTP side, and the translation of every failure to the error envelope.
 
 ApiError
-├── Unprocessable    422: a field is missing, of the wrong type or out of its bounds
+├── Unprocessable    422 (below /v1/ 400): a field is missing, of the wrong type or out of its bounds
 ├── BadRequest       400: well-formed, but it cannot be carried out
 ├── Unauthorized     401
 ├── Forbidden        403
@@ -27,6 +27,7 @@ from registry.errors import (
 )
 
 RETRY_AFTER_MAX_S = 120
+OPENAI_PATHS = "/v1/"
 
 _TYPES = {
     400: "invalid_request_error",
@@ -129,13 +130,23 @@ class Unavailable(ApiError):
 
 
 def from_validation(error: msgspec.ValidationError, *, prefix: str = "") -> Unprocessable:
-    """Return a schema violation as a 422, with the path of the field as `param`."""
+    """Return a schema violation, with the path of the field as `param`."""
     message, path = validation_message(error, prefix)
     return Unprocessable(message, param=path or None)
 
 
-def translate(error: Exception) -> ApiError | None:
-    """Return the ApiError for a known failure, None for an internal fault."""
+def translate(error: Exception, path: str = "") -> ApiError | None:
+    """Return the ApiError for a known failure of a request to `path`, None for an internal fault.
+
+    Below /v1/ an invalid value is a 400, as OpenAI and vLLM send it: their clients raise BadRequestError.
+    """
+    known = _translate(error)
+    if isinstance(known, Unprocessable) and path.startswith(OPENAI_PATHS):
+        return BadRequest(known.message, param=known.param, code=known.code)
+    return known
+
+
+def _translate(error: Exception) -> ApiError | None:
     match error:
         case ApiError():
             return error

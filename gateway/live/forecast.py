@@ -112,7 +112,8 @@ def start_costs(ready: Iterable[InstanceRecord], nbytes: Mapping[tuple[str, int]
     if not rates:
         return StartCosts(fixed_s=fixed_s)
     rate = median_low(rates)
-    basis = f"{rate / 1e9:.3g} GB/s from host memory as in {len(rates)} starts"
+    starts = "1 start" if len(rates) == 1 else f"{len(rates)} starts"
+    basis = f"{rate / 1e9:.3g} GB/s from host memory as measured in {starts}"
     return StartCosts(copy_bytes_per_s=rate, fixed_s=fixed_s, basis=basis)
 
 

@@ -53,9 +53,9 @@ class RequestMiddleware:
             # The server cancels what outlasts the grace time.
             if self._services.limiter.phase is not ServingPhase.DRAINING:
                 raise
-            await self._fail(GatewayDraining(), reply, context)
+            await self._fail(GatewayDraining(), scope, reply, context)
         except Exception as error:  # whatever it is, the client waits for a response
-            await self._fail(error, reply, context)
+            await self._fail(error, scope, reply, context)
         finally:
             self._finish(endpoint, scope, context, reply.status)
 
@@ -88,8 +88,10 @@ class RequestMiddleware:
         finally:
             slot.release()
 
-    async def _fail(self, error: Exception, reply: "_ReplySender", context: RequestContext) -> None:
-        known = translate(error)
+    async def _fail(
+        self, error: Exception, scope: Scope, reply: "_ReplySender", context: RequestContext
+    ) -> None:
+        known = translate(error, scope["path"])
         if known is None:
             _log.error("request %s failed", context.request_id, exc_info=error)
             known = ApiError(500, "internal", f"internal error; request {context.request_id}")

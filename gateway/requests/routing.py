@@ -17,7 +17,7 @@ H = TypeVar("H")
 
 _ADMIN = "/admin/"
 _PARAMETER = re.compile(r"{(\w+)}")
-_SUGGEST_RATIO = 0.6
+_SUGGEST_RATIO = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +83,17 @@ class Router:
 
     def _not_found(self, method: str, path: str) -> ApiError:
         message = f"there is no endpoint {path!r}"
-        if nearest := self._nearest(method, path):
-            message += f": did you mean {nearest}?"
+        nearest = self._nearest(method, path)
+        message += f": did you mean {nearest}?" if nearest else "; /openapi.json lists all of them"
         return ApiError(404, "not_found", message)
 
     def _nearest(self, method: str, path: str) -> str | None:
         """Return the endpoint most like `path`, also where only `/v1` is missing or a slash is added."""
         trimmed = path.rstrip("/")
-        known = {name: methods for name, methods in self._paths.items() if method in methods} or self._paths
         for candidate in (trimmed, f"/v1{trimmed}"):
-            if candidate in known:
+            if candidate in self._paths:
                 return candidate
+        known = [name for name, methods in self._paths.items() if method in methods] or list(self._paths)
         close = difflib.get_close_matches(trimmed[:256], known, n=1, cutoff=_SUGGEST_RATIO)
         return close[0] if close else None
 

@@ -17,6 +17,7 @@ from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.usage import PriceRate
 
+VERSION = "0.1.0"
 Count = Annotated[int, Meta(ge=0)]
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -194,7 +195,10 @@ class UsageSummary(msgspec.Struct, frozen=True, kw_only=True):
 class GpuTimeRow(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"from_at": "from", "to_at": "to"}
 ):
-    """A row of GPU time; `function`, `tenant`, `node` as requested. Loading and idle time has no tenant."""
+    """A row of GPU time; `function`, `tenant`, `node` as requested. Loading and idle time has no tenant.
+
+    Used, loading and idle time add up to the allocated; `attributed_ms` is billed, rounded up per request.
+    """
 
     from_at: float
     to_at: float
@@ -202,6 +206,7 @@ class GpuTimeRow(
     tenant: str | None = None
     node: str | None = None
     allocated_ms: Count
+    used_ms: Count
     attributed_ms: Count
     loading_ms: Count
     idle_ms: Count
@@ -232,6 +237,18 @@ class UsageAudit(msgspec.Struct, frozen=True, kw_only=True):
     nodes_checked: Count
     instances: Sequence[InstanceAudit]
     nodes: Sequence[NodeBalance]
+
+
+class ServiceIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What the service is, and where to go on."""
+
+    service: Literal["hypercast"] = "hypercast"
+    version: str = VERSION
+    openapi: Literal["/openapi.json"] = "/openapi.json"
+    livez: Literal["/livez"] = "/livez"
+    health: Literal["/health"] = "/health"
+    api: str = "OpenAI's below /v1; send the API key as 'Authorization: Bearer hc_…'"
+    docs: str = "docs/HTTP.md in the source; the command line: hypercast --help"
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.errors import OPENAI_PATHS
+from gateway.schemas.answers import VERSION
 from gateway.schemas.openai import ChatMessage, ErrorEnvelope
 from gateway.schemas.operations import EVENTS, JSON, Operation, RequiredKey
 from gateway.schemas.parameters import CLIENT_REQUEST_ID, Parameter
@@ -14,7 +16,7 @@ Json = dict[str, object]
 _TEXT: Json = {"type": "string"}
 _REF = "#/components/schemas/{name}"
 _STATUS_TEXTS = {
-    400: "Not JSON, or a request that cannot be executed",
+    400: "Not JSON, or a request that cannot be executed; below /v1/ also what is a 422 elsewhere",
     401: "No API key, or one that is unknown, revoked or expired",
     403: "The key lacks the right",
     404: "No such function, version, key or request",
@@ -71,7 +73,7 @@ def document(operations: Sequence[Operation[Any]]) -> bytes:
         "openapi": "3.1.0",
         "info": {
             "title": "Hypercast",
-            "version": "0.1.0",
+            "version": VERSION,
             "description": "Serverless functions for machine-learning models.",
         },
         "security": [{"key": []}],
@@ -98,6 +100,8 @@ def statuses(op: Operation[Any]) -> frozenset[int]:
         found.update(_WITH_BODY)
     if op.calls:
         found.update(_OF_CALLS)
+    if op.path.startswith(OPENAI_PATHS):
+        found.discard(422)  # an invalid value is a 400 there
     return frozenset(found)
 
 
@@ -199,7 +203,7 @@ def _parameter(parameter: Parameter) -> Json:
 
 
 def _operation_id(op: Operation[Any]) -> str:
-    words = [part.strip("{}").replace(".", "_") for part in op.path.split("/") if part]
+    words = [part.strip("{}").replace(".", "_") for part in op.path.split("/") if part] or ["index"]
     return "_".join([op.method, *words]).replace("-", "_")
 
 

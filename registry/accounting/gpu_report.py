@@ -4,7 +4,8 @@ All of it is from the intervals that nodes record, in whole microseconds. An amo
 `[start, end)` is spread over it evenly and cut at the edges of buckets cumulatively: its parts add up to it
 exactly, wherever it is cut. In each row allocated = used + loading + idle:
 
-- `attributed_ms` is the time billed to requests: their slices, each request rounded up once.
+- `used_ms` is the metered time of requests.
+- `attributed_ms` is what of it is billed: each request is rounded up once, so that it may be more.
 - `loading_ms` is as the nodes metered it. It and idle time belong to no tenant.
 - `idle_ms` is the rest of the allocated time, including lost time and time of calls in flight.
 - `lost_ms` is the part of it that calls used without a record.
@@ -30,6 +31,7 @@ COLUMNS = (
     "to",
     *PROPERTIES,
     "allocated_ms",
+    "used_ms",
     "attributed_ms",
     "loading_ms",
     "idle_ms",
@@ -88,11 +90,16 @@ class GpuRow:
     function: str | None
     tenant: str | None
     node: str | None
-    allocated_ms: int
+    used_ms: int
     attributed_ms: int
     loading_ms: int
     idle_ms: int
     lost_ms: int
+
+    @property
+    def allocated_ms(self) -> int:
+        """The sum of the used, loading and idle time."""
+        return self.used_ms + self.loading_ms + self.idle_ms
 
 
 @dataclass(slots=True)
@@ -183,7 +190,7 @@ class GpuTime:
                 function=values["function"],
                 tenant=values["tenant"],
                 node=values["node"],
-                allocated_ms=ms["used_us"] + ms["loading_us"] + ms["idle_us"],
+                used_ms=ms["used_us"],
                 attributed_ms=ms["billed_us"],
                 loading_ms=ms["loading_us"],
                 idle_ms=ms["idle_us"],

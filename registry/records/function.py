@@ -64,7 +64,7 @@ class FunctionVersion:
 
     `image` and `manifest` are None for a handler without a model. `assets` maps relative file names
     (config.json, tokenizer.json, handler.py, …) to digests. `context_length` is in tokens, 0 where
-    there is none.
+    there is none. `deployed_by` is the id of the API key that deployed it, "" if unknown.
     """
 
     function: str
@@ -80,6 +80,7 @@ class FunctionVersion:
     assets: Mapping[str, str]
     created_at: float
     description: str = ""
+    deployed_by: str = ""
 
     @property
     def runs_user_code(self) -> bool:

@@ -35,7 +35,7 @@ class PlannedVersion:
 def plan_version(
     known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool
 ) -> PlannedVersion:
-    """Assign `draft` the next number, unless it equals the current version except for number and time."""
+    """Assign `draft` the next number, unless it equals the current version but for number, time and key."""
     check_name(draft.function)
     head, current = known.head, known.current
     if head is None or current is None:
@@ -49,7 +49,10 @@ def plan_version(
         )
         return PlannedVersion(head=head, current=first, result=first, is_new=True)
     head = replace(head, scaling=scaling or head.scaling)
-    if replace(draft, version=current.version, created_at=current.created_at) == current:
+    same = replace(
+        draft, version=current.version, created_at=current.created_at, deployed_by=current.deployed_by
+    )
+    if same == current:
         return PlannedVersion(head=head, current=current, result=current, is_new=False)
     new = replace(draft, version=known.last + 1)
     head = replace(head, versions=(*head.versions, new.version))

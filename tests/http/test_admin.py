@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx2
 import jsonschema
@@ -26,6 +28,7 @@ from registry.state import UsageFilter
 from tests.fixtures import registry_records as records
 from tests.fixtures.gateway_http import byte_tokenizer, gateway
 
+ROOT = Path(__file__).resolve().parents[2]
 NOTHING = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), load_reports=())
 USAGE = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=1000, queue_us=0, exec_us=1000)
 
@@ -254,7 +257,11 @@ async def test_probes_and_metrics() -> None:
     async with gateway(expect_nodes=1) as gw:
         await gw.add_function("coder", tokenizer=byte_tokenizer())
         async with httpx2.AsyncClient(base_url=gw.url, trust_env=False) as http:
-            assert (await http.get("/livez")).status_code == 200
+            index = (await http.get("/")).json()
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert (index["service"], index["version"]) == (project["name"], project["version"])
+            for name in ("openapi", "livez"):
+                assert (await http.get(index[name])).status_code == 200
             waiting = await http.get("/readyz")
             assert waiting.status_code == 503 and waiting.json()["reasons"] == ["0 of 1 nodes have joined"]
             health = await http.get("/health")

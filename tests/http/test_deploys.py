@@ -27,12 +27,15 @@ async def test_functions_from_deploy_to_delete() -> None:
             "previous_version": None,
             "previous_architecture": None,
         }
-        again = await http.post("/admin/functions", json=draft(gw, first))
+        other = (await http.post("/admin/keys", json={"tenant": "ops", "role": "admin"})).json()
+        async with gw.http(other["key"]) as another:
+            again = await another.post("/admin/functions", json=draft(gw, first))
         assert again.json()["version"] == 1  # nothing changed, so no new version
         redeployed = (await http.post("/admin/functions", json=draft(gw, second, scaling={}))).json()
         assert (redeployed["version"], redeployed["blocks"]) == (2, 12)
         assert ("ensure_host_copy", "tiny", 0) in gw.cluster.asked  # before it had a number
         shown = (await http.get("/admin/functions/tiny")).json()
+        assert {one["deployed_by"] for one in shown["history"]} == {gw.admin_key.split("_")[1]}
         assert shown["current"]["version"] == 2 and shown["versions"] == [1, 2]
         assert shown["scaling"]["keep_alive_s"] == 5  # kept by the redeploy
         assert [f["name"] for f in (await http.get("/admin/functions")).json()["functions"]] == ["tiny"]

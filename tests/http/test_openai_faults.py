@@ -12,6 +12,7 @@ from gateway.fakes.dispatcher import HOT, repeat_prompt
 from registry.errors import StateUnavailable
 from registry.memory.ledger import MemoryLedger
 from registry.messages.node import RequestUsage, Tokens
+from registry.records.function import FunctionTask
 from registry.records.usage import RequestRecord, RequestStatus
 from registry.state import UsageFilter
 from tests.fixtures.gateway_http import byte_tokenizer, gateway
@@ -38,13 +39,14 @@ async def test_error_classes() -> None:
             ({"prompt": [1, "a"]}, "prompt"),
             ({"prompt": []}, "prompt"),
         ):
-            with pytest.raises(openai.UnprocessableEntityError) as wrong:
+            with pytest.raises(openai.BadRequestError) as wrong:
                 await client.completions.create(**{"model": "coder", "prompt": "x", **bad})
             assert wrong.value.param is not None and wrong.value.param.startswith(param)
-        with pytest.raises(openai.UnprocessableEntityError) as missing:
+            assert (wrong.value.type, wrong.value.code) == ("invalid_request_error", "invalid_value")
+        with pytest.raises(openai.BadRequestError) as missing:
             await client.post("/chat/completions", body={"model": "coder"}, cast_to=object)
         assert missing.value.param == "messages"
-        with pytest.raises(openai.UnprocessableEntityError) as role:
+        with pytest.raises(openai.BadRequestError) as role:
             await client.chat.completions.create(
                 model="coder", messages=[{"role": "user", "content": "x"}, {"role": "nobody"}]
             )
@@ -64,6 +66,26 @@ async def test_error_classes() -> None:
                     model="coder", messages=[{"role": "user", "content": "x"}], **{field: value}
                 )
             assert unsupported.value.param == field
+        assert not gw.dispatcher.calls
+
+
+async def test_an_invalid_value_is_a_400_below_v1_and_a_422_elsewhere() -> None:
+    async with gateway() as gw, gw.http() as http:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        await gw.add_function("embed", FunctionTask.EMBED, tokenizer=byte_tokenizer())
+        for name, path, body in (
+            ("coder", "/v1/completions", {"prompt": ""}),
+            ("coder", "/v1/completions", {"prompt": "x", "n": 0}),
+            ("coder", "/v1/chat/completions", {"messages": [{"role": "user"}]}),
+            ("embed", "/v1/embeddings", {"input": ["a", ""]}),
+            ("embed", "/v1/embeddings", {"input": ""}),
+        ):
+            answers = [
+                await http.post(path, json=body | {"model": name}),
+                await http.post(f"/functions/{name}/invoke", json=body),
+            ]
+            assert [answer.status_code for answer in answers] == [400, 422]
+            assert answers[0].json() == answers[1].json()
         assert not gw.dispatcher.calls
 
 

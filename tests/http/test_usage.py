@@ -55,6 +55,7 @@ async def test_gpu_time_in_every_form() -> None:
             "from": 1_700_000_000.0,
             "to": 1_700_000_060.0,
             "allocated_ms": 60_000,
+            "used_ms": 6000,
             "attributed_ms": 6001,
             "loading_ms": 1000,
             "idle_ms": 53_000,
@@ -71,7 +72,7 @@ async def test_gpu_time_in_every_form() -> None:
         assert (own["tenant"], own["attributed_ms"], own["idle_ms"]) == ("acme", 4000, 0)
         assert (await caller.get(f"{path}?tenant=other")).status_code == 403
         minutes = (await admin.get(f"{path}?resolution=1m&by=node&format=csv")).text.splitlines()
-        assert minutes[0] == "from,to,node,allocated_ms,attributed_ms,loading_ms,idle_ms,lost_ms"
+        assert minutes[0] == "from,to,node,allocated_ms,used_ms,attributed_ms,loading_ms,idle_ms,lost_ms"
         assert len(minutes) == 3
         answer = await admin.get(path, headers={"accept": "application/vnd.apache.parquet"})
         table = parquet.read_table(io.BytesIO(answer.content))

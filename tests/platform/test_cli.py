@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def test_data_is_on_stdout_in_each_form(platform: Platform, tiny: str) -> None:
     listed = platform.run("list")
     assert listed.stderr == "" and tiny in listed.stdout and "KiB" in listed.stdout
     described = platform.json("describe", tiny)
+    assert f"ago by key {described['current']['deployed_by']}\n" in platform.run("describe", tiny).stdout
     row = next(line for line in platform.run("list", "-o", "csv").stdout.splitlines() if tiny in line)
     assert row.split(",")[:2] == [tiny, "1"] and str(described["current"]["image_bytes"]) in row
     answer = json.loads(platform.run("invoke", tiny, "-d", '{"prompt": [5], "max_tokens": 2}').stdout)
@@ -95,6 +97,8 @@ def test_ctrl_c_ends_the_log_quietly(platform: Platform, tiny: str) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and said.strip() == "interrupted"
+    instance = platform.instances(tiny)[0]  # its lines outlive its node in the node's file
+    assert instance["instance_id"] in (platform.data / "logs" / f"{instance['node']}.log").read_text()
 
 
 def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path: Path) -> None:
@@ -172,6 +176,8 @@ def test_a_deploy_names_the_version_that_it_replaces_and_keeps_the_task(
     write_checkpoint("llama", tmp_path / "model", seed=44)
     first = platform.run("deploy", str(tmp_path / "model"), "--name", "cli-race")
     assert "cli-race: version 1 (new)" in first.stderr
+    for step in ("uploading ", "registering; loading the first copy into host memory"):
+        assert any(line.startswith(step) for line in first.stderr.splitlines())
     refused = platform.run("deploy", "builtin:echo", "--name", "cli-race", check=False)
     assert (refused.returncode, "--force" in refused.stderr) == (5, True), refused.stderr
     with platform.http() as http:
@@ -225,6 +231,11 @@ def test_evict_counts_what_it_dropped(platform: Platform, tiny: str) -> None:
     }
     missing = platform.run("scale", tiny, "--instances", "2", "--on", "mars", check=False)
     assert (missing.returncode, "no node 'mars'" in missing.stderr) == (4, True)
+
+
+def test_a_start_reports_its_steps(platform: Platform) -> None:
+    assert platform.steps[0] == "starting Redis"
+    assert re.fullmatch(r"starting \d nodes and 1 gateway", platform.steps[1])
 
 
 def test_nothing_is_wider_than_the_terminal(platform: Platform, tiny: str) -> None:

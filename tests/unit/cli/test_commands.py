@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from click.testing import CliRunner
 
-from cli.group import COMMANDS
+from cli.group import COMMANDS, cli
 from tests.fixtures.checkpoints import write_checkpoint
 from tests.fixtures.patience import PATIENCE_S
 
@@ -128,6 +130,34 @@ def test_every_command_has_help_with_an_example() -> None:
         assert "Example" in command.help, name
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("evict", "[default: host]"),
+        ("scale", "Set the current number of instances (the autoscaler may change it later)"),
+        ("pack", "a folder that `hypercast deploy` accepts"),
+        ("up", "Run in the background; return when ready."),
+        ("usage check", "Audit the ledger: compare metered GPU time with billed GPU time."),
+        ("prices list", "List prices; the newest of each GPU type applies."),
+        ("gpu-time", "Show GPU time: used by requests, loading, idle."),
+    ],
+)
+def test_help_says_what_a_command_does(command: str, words: str) -> None:
+    shown = CliRunner().invoke(cli, [*command.split(), "--help"]).stdout
+    assert words in " ".join(shown.split())
+
+
+def test_a_delete_that_is_not_confirmed_says_so() -> None:
+    terminal, stdin = pty.openpty()
+    os.write(terminal, b"n\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "delete", "f"], cwd=ROOT, stdin=stdin, capture_output=True, text=True
+    )
+    os.close(stdin)
+    os.close(terminal)
+    assert (done.returncode, done.stderr.endswith("hypercast: f was not deleted\n")) == (1, True)
+
+
 def test_completion_script_is_valid_bash() -> None:
     script = hypercast("completion", "bash").stdout
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
@@ -140,6 +170,7 @@ def test_doctor_suggests_fixes(tmp_path: Path) -> None:
     found = {row["check"]: row for row in json.loads(done.stdout)}
     assert found["python"]["verdict"] == "ok"
     assert found["redis"]["verdict"] == "ok"
+    assert "port 9" in found  # that of HYPERCAST_URL
     assert all(row["fix"] for row in found.values() if row["verdict"] == "bad")
 
 

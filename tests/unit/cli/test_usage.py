@@ -72,6 +72,12 @@ def test_gpu_time_is_printed_and_written(tmp_path: Path) -> None:
     def scenario(hypercast: Command, gw: Gateway, loop: asyncio.AbstractEventLoop) -> None:
         (row,) = json.loads(hypercast("gpu-time", "--by", "", "-o", "json").stdout)
         assert row["allocated_ms"] == row["attributed_ms"] + row["loading_ms"] + row["idle_ms"] - 1
+        assert row["allocated_ms"] == row["used_ms"] + row["loading_ms"] + row["idle_ms"]
+        shown, wide = (
+            hypercast("gpu-time", "--by", "", "-o", form).stdout.split() for form in ("table", "wide")
+        )
+        assert shown == ["TOTAL", "USED", "LOADING", "IDLE", "60.000s", "6.000s", "1.000s", "53.000s"]
+        assert (wide[7], wide[-1]) == ("BILLED", "6.001s")
         table = hypercast("gpu-time", "--by", "tenant", "--resolution", "1m").stdout.splitlines()
         assert table[0].split()[:2] == ["FROM", "TENANT"] and len(table) == 1 + 6
         assert table[1].startswith("2023-11-14T22:13:")
@@ -84,6 +90,7 @@ def test_gpu_time_is_printed_and_written(tmp_path: Path) -> None:
             "tenant",
             "node",
             "allocated_ms",
+            "used_ms",
             "attributed_ms",
             "loading_ms",
             "idle_ms",

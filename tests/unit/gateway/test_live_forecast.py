@@ -175,6 +175,7 @@ def test_earlier_starts_tell_what_a_start_costs() -> None:
     cold = make_instance("i1", "b", phases_ms={**phases, "fetch": 5000.0, "copy": 5000.0})
     costs = start_costs([warm, cold], {("f", 1): 8 * MIB})
     assert costs.fixed_s == pytest.approx(0.2) and costs.copy_bytes_per_s == pytest.approx(80 * MIB)
+    assert costs.basis == "0.0839 GB/s from host memory as measured in 1 start"
     assert start_costs([cold], {("f", 1): 8 * MIB}).copy_bytes_per_s == StartCosts().copy_bytes_per_s
     assert start_costs([], {}) == StartCosts()
     record = cast("a", "b", sources=2)

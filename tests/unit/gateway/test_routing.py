@@ -55,6 +55,8 @@ def test_head_is_served_by_get() -> None:
         ("POST", "/v1/chat/completion", "/v1/chat/completions"),
         ("GET", "/models", "/v1/models"),
         ("GET", "/admin/node", "/admin/nodes"),
+        ("POST", "/v1/v1/completions", "/v1/completions"),
+        ("GET", "/v1/completions/", "/v1/completions"),
     ],
 )
 async def test_an_unknown_path_is_answered_with_the_nearest(method: str, path: str, suggested: str) -> None:
@@ -63,8 +65,13 @@ async def test_an_unknown_path_is_answered_with_the_nearest(method: str, path: s
     assert error.message == f"there is no endpoint {path!r}: did you mean {suggested}?"
 
 
-async def test_a_path_like_none_has_no_suggestion() -> None:
-    assert (await error_of("POST", "/zzz")).message == "there is no endpoint '/zzz'"
+@pytest.mark.parametrize(
+    "path",
+    ["/zzz", "/responses", "/v1/responses", "/v1/batches", "/v1/moderations", "/tokenize", "/predictions"],
+)
+async def test_a_path_like_none_has_no_suggestion(path: str) -> None:
+    message = f"there is no endpoint {path!r}; /openapi.json lists all of them"
+    assert (await error_of("POST", path)).message == message
 
 
 async def test_a_wrong_method_names_the_right_ones() -> None:

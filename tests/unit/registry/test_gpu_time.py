@@ -67,7 +67,7 @@ def gpu_rows(
     return time.rows()
 
 
-NAMES = ("allocated_ms", "attributed_ms", "loading_ms", "idle_ms", "lost_ms")
+NAMES = ("allocated_ms", "used_ms", "attributed_ms", "loading_ms", "idle_ms", "lost_ms")
 
 
 @pytest.mark.parametrize("step_s", [0, 1, 7, 60, 3600])
@@ -87,6 +87,12 @@ def test_rows_of_a_tenant_hold_its_own_time_only():
     requests, intervals, _ = ledger()
     (row,) = gpu_rows(requests, intervals, by=("tenant",), tenant="other")
     assert (row.tenant, row.allocated_ms, row.attributed_ms, row.idle_ms) == ("other", 2000, 2001, 0)
+
+
+def test_what_is_billed_by_rounding_up_is_apart_from_what_was_used():
+    brief = interval(end=1, calls=(part("a/0", 0, 300),))
+    (row,) = gpu_rows([done("a", used(300, "a/0"))], [brief], by=("tenant",), tenant="acme")
+    assert (row.allocated_ms, row.used_ms, row.attributed_ms) == (0, 0, 1)
 
 
 def test_calls_without_a_record_are_idle_and_lost_time_is_reported():
