@@ -144,7 +144,7 @@ class LineReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = ByteStream(send, self._media_type, self._services.settings.streams.write_timeout_s)
         try:
-            async with CancelOnDisconnect(receive) as guard:
+            with CancelOnDisconnect(receive) as guard:
                 async with aclosing(self._lines) as lines:
                     async for line in lines:
                         if not stream.started:

@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from starlette.types import Receive, Scope, Send
-
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
@@ -22,21 +20,9 @@ from gateway.requests.services import Services
 from gateway.schemas.document import document
 
 
-class App:
-    """The application of one gateway."""
-
-    def __init__(self, router: Router, services: Services) -> None:
-        self.router = router
-        self._outermost = RequestMiddleware(router, services)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self
-        await self._outermost(scope, receive, send)
-
-
-def make_app(services: Services, collector: BlobCollector) -> App:
-    """Return the application of one gateway."""
-    return App(Router(OPERATIONS, make_handlers(services, collector)), services)
+def make_app(services: Services, collector: BlobCollector) -> RequestMiddleware:
+    """Return the ASGI application of one gateway."""
+    return RequestMiddleware(Router(OPERATIONS, make_handlers(services, collector)), services)
 
 
 def make_handlers(services: Services, collector: BlobCollector) -> Handlers:

@@ -155,7 +155,7 @@ class EncoderReply:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with CancelOnDisconnect(receive) as guard:
+        with CancelOnDisconnect(receive) as guard:
             async with BilledRequest(self._services, self._context, self._version) as job:
                 work = Compute(
                     request_id=job.next_call_id(),
@@ -178,7 +178,7 @@ def _convert(given: Object, kind: type[T]) -> T:
 
 
 def _accepts_events(scope: Scope) -> bool:
-    return any([b"text/event-stream" in value for name, value in scope["headers"] if name == b"accept"])
+    return any(b"text/event-stream" in value for name, value in scope["headers"] if name == b"accept")
 
 
 def _is_image(request: Request) -> bool:

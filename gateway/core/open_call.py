@@ -44,6 +44,7 @@ class OpenCall(ABC):
         self._started_s = self._loop.time()
         self._progress_s = self._started_s
         self._reached: dict[str, float] = {}
+        self._reader: asyncio.Task[object] | None = None
         self._waiting: asyncio.Task[object] | None = None  # the reader, while it waits for an event
         self._waiting_since_s = self._started_s
         self._timer: asyncio.TimerHandle | None = None  # fires at the deadline, or before it has moved
@@ -71,6 +72,7 @@ class OpenCall(ABC):
         return f"<{type(self).__name__} {self.call.request_id} stage={self.stage} tokens={self.tokens}>"
 
     async def __aenter__(self) -> Self:
+        self._reader = cast("asyncio.Task[object]", asyncio.current_task(self._loop))
         self._enter()
         return self
 
@@ -89,10 +91,11 @@ class OpenCall(ABC):
         As asyncio.timeout does, the timer cancels the task and its cancellation is taken back here. There is
         one timer for all waits of the call, since most events arrive long before their deadline.
         """
+        task = self._waiting = self._reader
+        assert task is not None, "not entered"
         self._waiting_since_s = self._loop.time()
         if self._timer is None:
             self._set_timer(self._waiting_since_s)
-        task = self._waiting = cast("asyncio.Task[object]", asyncio.current_task(self._loop))
         try:
             event = await self._next()
         except asyncio.CancelledError:

@@ -30,7 +30,7 @@ class BoundedReads:
 
         Raises ClientGone, and Unavailable where too many reads of the tenant are queued.
         """
-        async with CancelOnDisconnect(receive):
+        with CancelOnDisconnect(receive):
             await self._wait(tenant)
             try:
                 yield

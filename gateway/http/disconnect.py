@@ -37,7 +37,7 @@ class CancelOnDisconnect:
         """Ignore a disconnect from now on: only the last message of the response is missing."""
         self._disarmed = True
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
@@ -47,7 +47,7 @@ class CancelOnDisconnect:
         self._delay = self._task.get_loop().call_later(delay_s, self._start_watcher)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._task is not None and self._delay is not None

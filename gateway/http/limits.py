@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope
 
 from gateway.core.errors import ApiError, BadRequest, from_validation
 from gateway.core.settings import JsonBounds, RequestLimits
-from rdmacast.aio.eager import run_within
+from rdmacast.aio.eager import Ready, run_within
 
 _NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -42,8 +42,11 @@ def too_large(limit_bytes: int) -> ApiError:
 
 async def next_chunk(receive: Receive, idle_s: float) -> Message:
     """Return the next part of a body. Raises ApiError (408) if none arrives in `idle_s`."""
+    received = receive()
+    if isinstance(received, Ready):
+        return received.value
     try:
-        return await run_within(idle_s, receive())
+        return await run_within(idle_s, received)
     except TimeoutError:
         raise _too_slow(f"no byte of the body arrived for {idle_s:g} s") from None
 

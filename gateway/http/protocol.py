@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from gateway.core.errors import ApiError
 from gateway.core.ids import new_request_id
-from rdmacast.aio.eager import COMPLETED
+from rdmacast.aio.eager import COMPLETED, Ready
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
@@ -39,6 +39,20 @@ class _WholeResponseCycle(RequestResponseCycle):
     """
 
     head: Any = None  # while it is held back
+    body_taken = False
+
+    def receive(self) -> Awaitable[Any]:  # type: ignore[override]
+        """Return the next message; a body that has arrived is not waited for."""
+        if self.more_body or self.body_taken or self.waiting_for_100_continue:
+            return super().receive()
+        if self.disconnected or self.response_complete:
+            return super().receive()
+        self.body_taken = True
+        self.flow.resume_reading()
+        self.message_event.clear()
+        message = {"type": "http.request", "body": bytes(self.body), "more_body": False}
+        self.body = bytearray()
+        return Ready(message)
 
     def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]
         """Send a message; of a whole response nothing is awaited, unless the client reads too slowly."""
@@ -128,14 +142,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self.url += url
-        self._count_fields(len(url))
+        self._fields_bytes += len(url)
+        if self._fields_bytes > MAX_HEAD_BYTES:
+            raise _HeadTooLarge
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
-        self.headers.append((name, value))
-        self._count_fields(len(name) + len(value) + _FIELD_BYTES)
+        headers = self.headers
+        headers.append((name, value))
+        self._fields_bytes += len(name) + len(value) + _FIELD_BYTES
+        if self._fields_bytes > MAX_HEAD_BYTES or len(headers) > MAX_HEADERS:
+            raise _HeadTooLarge
 
     def on_headers_complete(self) -> None:
         self._without_progress = 0
@@ -216,11 +235,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(self._stuck_s * 1000))
-
-    def _count_fields(self, nbytes: int) -> None:
-        self._fields_bytes += nbytes
-        if self._fields_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            raise _HeadTooLarge
 
     def _start_head_timer(self) -> None:
         if self._timer is None:

@@ -100,21 +100,25 @@ class BilledRequest:
 
     def headers(self, *, final: bool) -> list[tuple[str, str]]:
         """Return x-function-version and, as far as known, x-start-kind and Server-Timing."""
-        headers = [("x-function-version", str(self.version.version))]
-        if self.assigned is not None:
-            headers.append(("x-start-kind", self.assigned.start_kind))
-            headers.append(("server-timing", self.timing(final=final)))
-        return headers
+        version = ("x-function-version", str(self.version.version))
+        if self.assigned is None:
+            return [version]
+        timing = ("server-timing", self.timing(final=final))
+        return [version, ("x-start-kind", self.assigned.start_kind), timing]
 
     def timing(self, *, final: bool) -> str:
         """Return the Server-Timing value: queue, load, the start's phases, and with `final` exec."""
-        if self.assigned is None:
+        assigned = self.assigned
+        if assigned is None:
             return ""
-        parts = [f"queue;dur={self.assigned.queue_ms:.1f}", f"load;dur={self.assigned.load_ms:.1f}"]
-        parts += [f"{phase};dur={duration_ms:.1f}" for phase, duration_ms in self.assigned.phases_ms.items()]
-        if final:
-            parts.append(f"exec;dur={max((run.exec_ms for run in self.runs), default=0.0):.1f}")
-        return ", ".join(parts)
+        text = f"queue;dur={assigned.queue_ms:.1f}, load;dur={assigned.load_ms:.1f}"
+        for phase, duration_ms in assigned.phases_ms.items():
+            text += f", {phase};dur={duration_ms:.1f}"
+        return f"{text}, exec;dur={self._exec_ms:.1f}" if final else text
+
+    @property
+    def _exec_ms(self) -> float:
+        return max([run.exec_ms for run in self.runs], default=0.0)
 
     def facts(self) -> dict[str, object]:
         """Return the `hypercast` object of a stream's last chunk: facts that the head may lack."""
@@ -126,15 +130,18 @@ class BilledRequest:
             "node": assigned.node if assigned else None,
             "queue_ms": round(assigned.queue_ms, 1) if assigned else None,
             "load_ms": round(assigned.load_ms, 1) if assigned else None,
-            "exec_ms": round(max((run.exec_ms for run in self.runs), default=0.0), 1),
+            "exec_ms": round(self._exec_ms, 1),
         }
 
     async def _bill(self, status: RequestStatus) -> None:
         self._billed = True
         self._measure()
-        self._services.quotas.release(self.context)
+        quotas, has_lease = self._services.quotas, self.context.lease is not None
+        if has_lease:
+            quotas.release(self.context)
         await self._services.biller.bill(self.context, self.version, self.runs, status)
-        await self._services.quotas.wait_released(self.context)
+        if has_lease:
+            await quotas.wait_released(self.context)
 
     def _measure(self) -> None:
         metrics, function = self._services.metrics, self.version.function

@@ -21,6 +21,7 @@ class _Index:
     until_s: float
     functions: dict[str, Function]
     versions: dict[tuple[str, int], FunctionVersion]
+    found: dict[str, FunctionVersion]  # by what requests named, at most the entries of `versions` twice
 
 
 class FunctionResolver:
@@ -38,6 +39,9 @@ class FunctionResolver:
 
     async def resolve(self, spec: str, key: ApiKey) -> FunctionVersion:
         """Return the version named by `spec`. Raises ModelNotFound, Forbidden."""
+        index = self._fresh()
+        if (found := index.found.get(spec)) is not None and may_call(key, found.function):
+            return found
         match = _SPEC.fullmatch(spec)
         if match is None:
             raise ModelNotFound(spec)
@@ -46,6 +50,7 @@ class FunctionResolver:
             raise Forbidden(f"this key may call other functions, but not {name!r}")
         version = self._known(name, None if number is None else int(number))
         if version is not None:
+            index.found[spec] = version
             return version
         try:
             return await self._state.version(name, None if number is None else int(number))
@@ -93,6 +98,7 @@ class FunctionResolver:
                 until_s=now + _INDEX_S,
                 functions={function.name: function for function in view.functions},
                 versions={(version.function, version.version): version for version in view.versions},
+                found={},
             )
         return self._index
 

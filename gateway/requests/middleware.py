@@ -16,7 +16,7 @@ from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
 from gateway.schemas.operations import RequiredKey
 from gateway.tenants.auth import require_admin
-from rdmacast.aio.eager import COMPLETED, run_within
+from rdmacast.aio.eager import COMPLETED, Ready, run_within
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -142,12 +142,24 @@ class _InFlightRequest:
         else:
             limiter.acquire()
 
-    async def receive(self) -> Message:
-        message = await self._receive()
+    def receive(self) -> Awaitable[Message]:
+        received = self._receive()
+        if not self._arriving:
+            return received
+        if isinstance(received, Ready):
+            self._note_arrival(received.value)
+            return received
+        return self._received(received)
+
+    async def _received(self, received: Awaitable[Message]) -> Message:
+        message = await received
+        self._note_arrival(message)
+        return message
+
+    def _note_arrival(self, message: Message) -> None:
         if self._arriving and message["type"] == "http.request" and not message.get("more_body", False):
             self._limiter.admit()
             self._arriving = False
-        return message
 
     def charge(self, tenant: str) -> None:
         """Charge the slot to the tenant. Raises ApiError (503) if it holds too many."""

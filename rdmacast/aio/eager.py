@@ -1,6 +1,6 @@
 """Coroutines that run up to their first wait at once: a time limit is free where nothing waits."""
 
-from collections.abc import Awaitable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 
 from rdmacast.aio.time_limit import TimeLimit
@@ -8,19 +8,23 @@ from rdmacast.aio.time_limit import TimeLimit
 T = TypeVar("T")
 
 
-class _Completed:
-    """An awaitable that is complete and returns None: a coroutine without its cost."""
+class Ready(Generic[T]):
+    """An awaitable with its result: a coroutine without its cost."""
 
-    __slots__ = ()
+    __slots__ = ("value",)
 
-    def __await__(self) -> Iterator[Any]:
-        return iter(())
+    def __init__(self, value: T) -> None:
+        self.value = value
 
-    def send(self, value: None) -> Any:
-        raise StopIteration
+    def __await__(self) -> Generator[Any, Any, T]:
+        yield from ()
+        return self.value
+
+    def send(self, _: None) -> Any:
+        raise StopIteration(self.value)
 
 
-COMPLETED = _Completed()
+COMPLETED = Ready(None)
 
 
 class StartedCoroutine(Generic[T]):
