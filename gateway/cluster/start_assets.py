@@ -3,8 +3,8 @@
 import asyncio
 from collections import OrderedDict
 
-from gateway.core.contract import Blobs
 from rdmacast.cast.record import CastPlan
+from registry.images.store import Blobs
 from registry.messages.node import ImageHolder, ImageRef
 from registry.records.function import FunctionTask, FunctionVersion
 

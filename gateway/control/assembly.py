@@ -24,7 +24,6 @@ from gateway.control.controller import Controller
 from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
-from gateway.core.contract import Blobs
 from gateway.core.fixed_plan import FixedPlan
 from gateway.dispatch.admission import Admission, AdmissionLimits
 from gateway.dispatch.call_mover import CallMover
@@ -40,6 +39,7 @@ from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.planning.replicator import Replicator
 from registry.clock import Clock, SystemClock
+from registry.images.store import Blobs
 from registry.state import ClusterState
 
 

@@ -10,10 +10,10 @@ import jinja2
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.core.contract import Blobs
 from gateway.core.errors import ApiError, Unavailable
 from gateway.inference.chat_template import ChatTemplate, template_source
 from registry.errors import ImageError, NotFound
+from registry.images.store import Blobs
 from registry.records.function import FunctionVersion
 
 MAX_ASSET_BYTES = 64 << 20
