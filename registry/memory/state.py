@@ -126,9 +126,6 @@ class MemoryState(MemoryLedger, State):
         self._casts = MemoryCasts(self._clock)
         self._lives: dict[tuple[str, int], tuple[LiveChanged, float]] = {}
 
-    def __repr__(self) -> str:
-        return f"<MemoryState at {self._feed.cursor}>"
-
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
         self._config = self._config or default
         if self._config is None:
