@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.node import Reply, Request
 from registry.records.node import NodeRecord
@@ -94,9 +95,7 @@ class FakeCall:
         return _drain(self._replies)
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_discard(*self._tasks)
 
     async def _serve(self) -> None:
         try:
