@@ -316,15 +316,12 @@ class HostedPipelines:
         listener: StageListener,
         context: StageContext,
         connected: Callable[[str], bool],
-        *,
-        linger_s: float = LINGER_S,
     ) -> None:
         self._node = node
         self._secret = secret
         self._listener = listener
         self._context = context
         self._connected = connected
-        self._linger_s = linger_s
         self._pipelines: dict[str, HostedPipeline] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -334,7 +331,7 @@ class HostedPipelines:
     async def open(self, request: OpenPipeline) -> AsyncGenerator[Reply, None]:
         """Run a pipeline, or join an open one, until all its callers have left.
 
-        If a caller's channel broke, the pipeline runs on for `linger_s`, so that a gateway can adopt it.
+        If a caller's channel broke, the pipeline runs on for LINGER_S, so that a gateway can adopt it.
         Raises the reason of its end.
         """
         pipeline = self._pipelines.get(pipeline_name(request.pipeline, request.epoch))
@@ -356,9 +353,7 @@ class HostedPipelines:
         finally:
             pipeline.openers -= 1
             if not pipeline.openers:
-                self._spawn(
-                    self._close_unused(pipeline, 0.0 if left or pipeline.task.done() else self._linger_s)
-                )
+                self._spawn(self._close_unused(pipeline, 0.0 if left or pipeline.task.done() else LINGER_S))
 
     def get(self, name: str) -> HostedPipeline:
         """Return a pipeline by its name. Raises NoSuchPipeline."""
