@@ -106,7 +106,7 @@ class FakePipelines:
         pipeline = self._open.setdefault(name, _Pipeline(request.stages))
         pipeline.openers += 1
         try:
-            await send(PipelineOpened(context_length=1024, cached_tokens=4096))
+            await send(PipelineOpened())
             while not pipeline.lost:
                 await pipeline.news.wait()
             raise RemoteError("pipeline_lost", pipeline.lost)
