@@ -56,7 +56,6 @@ def start_request(weights: StoredWeights, instance: str, *holders: ImageHolder) 
         function="random",
         version=1,
         task="generate",
-        architecture=weights.manifest.architecture,
         dtype="float32",
         context_length=512,
         max_concurrency=4,

@@ -58,9 +58,7 @@ class ClusterState(Protocol):
         """Return the cluster's configuration, set to `default` if there is none. Raises NotFound."""
         ...
 
-    async def create_version(
-        self, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool = True
-    ) -> FunctionVersion:
+    async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
         """Store `draft` under the next free number and (atomically) make it current.
 
         `scaling=None` keeps the function's settings (defaults for a new function). A draft equal to the

@@ -60,7 +60,6 @@ class LocalPipeline:
         return self._outputs
 
     def close(self) -> None:
-        self.scheduler.drain()
         for stage in self.stages:
             stage.close()
 

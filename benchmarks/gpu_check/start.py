@@ -79,7 +79,6 @@ def _request(model: RandomModel, content: np.ndarray, dtype: str) -> StartInstan
         function="gpu-check",
         version=1,
         task="generate",
-        architecture=manifest.architecture,
         dtype=dtype,
         context_length=_CONTEXT,
         max_concurrency=_SEQUENCES,

@@ -105,7 +105,6 @@ class Recorder:
             function=record.function,
             version=record.version,
             task="generate",
-            architecture="",
             dtype="float32",
             context_length=1,
             max_concurrency=record.max_concurrency,

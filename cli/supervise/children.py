@@ -13,6 +13,7 @@ from types import TracebackType
 
 from cli.supervise.backoff import Backoff
 from cli.supervise.orphans import Orphan, signal_at_parents_end
+from rdmacast.aio.groups import cancel_and_discard
 
 logger = logging.getLogger("hypercast.up")
 
@@ -90,8 +91,7 @@ class Child:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_discard(self._task)
         if self._process is not None:
             await stop(self._process)
 
@@ -177,8 +177,7 @@ class Forked:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._task is not None and self._zygote is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_discard(self._task)
         await asyncio.gather(
             self._stop_zygote(self._zygote), *(stop_orphan(orphan) for orphan in self._orphans.values())
         )

@@ -25,7 +25,7 @@ from cli.supervise.logtail import tail
 from cli.supervise.orphans import orphans_taken, reap_strays
 from cli.supervise.ports import usable_ports
 from cli.supervise.settings import Joined, UpSettings
-from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.groups import cancel_and_discard, cancel_and_wait
 from registry.config.command_line import JSON_FLAG
 from registry.config.options import Options, encode_options
 from registry.config.secrets import load_or_create_secret
@@ -167,9 +167,7 @@ class Supervisor:
                 raise CliError(f"Redis did not start:\n{tail(self._logs / 'redis.log')}")
             await ready
         finally:
-            for task in waits:
-                task.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel_and_discard(*waits)
 
     async def _answering(self, urls: Sequence[str], stop: asyncio.Event, parts: Sequence[Forked]) -> None:
         """Wait until /readyz returns 200 everywhere, a part dies at its start, or the user stops it."""
@@ -191,9 +189,7 @@ class Supervisor:
                     f"{tail(self._logs / 'gateway.log')}"
                 )
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel_and_discard(*waits)
 
     def _announce(self, urls: Sequence[str]) -> None:
         if self._ready_fd is not None:

@@ -6,6 +6,7 @@
 - `admin_usage`: usage reports
 - `app`: the application
 - `blob_collector`: deletion of unused blobs
+- `bodies`: JSON bodies of the administration
 - `cast_view`: a cast as it is shown
 - `operations`: the table of all operations, with their handlers
 - `routes_embeddings`: /v1/embeddings

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TypeVar
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
@@ -11,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api.bodies import read_json
 from gateway.api.cast_view import show
 from gateway.core.errors import translate
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.disconnect import CancelOnDisconnect
-from gateway.http.limits import ClientGone, decode, read_body
+from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
 from gateway.http.sse import ByteStream
 from gateway.requests.services import Services
@@ -23,8 +24,6 @@ from gateway.schemas.admin import DropRequest, ScaleRequest, WarmRequest
 from gateway.schemas.answers import DroppedImage, InstanceList, NodeList, NodeView, ScaledFunction, view
 from gateway.schemas.parameters import FOLLOW, LINES, OF_CAST, OF_FUNCTION, SUMMARY
 from registry.records.change import NodeUp, Snapshot
-
-T = TypeVar("T")
 
 
 class ClusterAdmin:
@@ -39,14 +38,14 @@ class ClusterAdmin:
     async def scale(self, request: Request) -> ScaledFunction:
         """Set the number of instances once."""
         name = await self._known(request)
-        payload = await self._body(request, self._scale)
+        payload = await read_json(request, self._services, self._scale, absent=b"{}")
         await self._services.cluster.scale(name, payload.instances, payload.on, wait=payload.wait)
         return ScaledFunction(name=name, instances=payload.instances, waited=payload.wait)
 
     async def warm(self, request: Request) -> ASGIApp:
         """Fill host tiers; progress is one JSON object a line, the last `{"done": true}`."""
         name = await self._known(request)
-        payload = await self._body(request, self._warm)
+        payload = await read_json(request, self._services, self._warm, absent=b"{}")
         stages = self._services.cluster.warm(name, payload.nodes, payload.on)
 
         async def lines() -> AsyncGenerator[bytes, None]:
@@ -59,7 +58,7 @@ class ClusterAdmin:
     async def drop(self, request: Request) -> DroppedImage:
         """Drop an idle image from a tier."""
         name = await self._known(request)
-        payload = await self._body(request, self._drop)
+        payload = await read_json(request, self._services, self._drop, absent=b"{}")
         await self._services.cluster.drop(name, payload.tier, payload.on)
         return DroppedImage(name=name, tier=payload.tier)
 
@@ -103,11 +102,6 @@ class ClusterAdmin:
         """Return the function's name. Raises NotFound."""
         return (await self._services.state.function(request.path_params["name"])).name
 
-    async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-        limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        return decode(body or b"{}", decoder, limits)
-
 
 def _node(up: NodeUp, snapshot: Snapshot) -> msgspec.Struct:
     record = up.record
@@ -123,29 +117,23 @@ def _node(up: NodeUp, snapshot: Snapshot) -> msgspec.Struct:
     return view(NodeView, record, tiers=tiers, instances=instances)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LineReply:
     """A stream of lines. The head waits for the first line, so that an error before it has its own status.
 
     A later error is a last line with the error envelope.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        context: RequestContext,
-        media_type: str,
-        lines: AsyncGenerator[bytes, None],
-    ) -> None:
-        self._services = services
-        self._context = context
-        self._media_type = media_type
-        self._lines = lines
+    services: Services
+    context: RequestContext
+    media_type: str
+    lines: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = ByteStream(send, self._media_type, self._services.settings.streams.write_timeout_s)
+        stream = ByteStream(send, self.media_type, self.services.settings.streams.write_timeout_s)
         try:
             with CancelOnDisconnect(receive) as guard:
-                async with aclosing(self._lines) as lines:
+                async with aclosing(self.lines) as lines:
                     async for line in lines:
                         if not stream.started:
                             await stream.start(())
@@ -160,5 +148,5 @@ class LineReply:
             known = translate(error)
             if not stream.started or known is None:
                 raise
-            self._context.error_code = known.code
+            self.context.error_code = known.code
             await stream.end(known.envelope() + b"\n")

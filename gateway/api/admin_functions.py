@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from gateway.api.blob_collector import BlobCollector, blobs_of
+from gateway.api.bodies import read_json
 from gateway.core.errors import ApiError, BadRequest, Unprocessable
 from gateway.core.request_context import request_context
-from gateway.http.limits import decode, read_body
 from gateway.inference.assets import MAX_ASSET_BYTES, READ_FILES
 from gateway.requests.services import Services
 from gateway.schemas.admin import CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
@@ -33,8 +32,6 @@ from registry.records.function import (
 
 _log = logging.getLogger("hypercast.gateway")
 
-T = TypeVar("T")
-
 
 class FunctionAdmin:
     """The handlers of function management."""
@@ -52,7 +49,7 @@ class FunctionAdmin:
         A deploy that cannot be loaded leaves no trace, and version numbers follow the order in which
         versions become current.
         """
-        payload = await self._body(request, self._create)
+        payload = await read_json(request, self._services, self._create, absent=b"{}")
         check_name(payload.name)
         draft = await self._checked(payload, request_context(request.scope).caller.id)
         await self._scaling(payload)
@@ -102,7 +99,7 @@ class FunctionAdmin:
     async def change(self, request: Request) -> FunctionView:
         """Change scaling settings."""
         name = request.path_params["name"]
-        payload = await self._body(request, self._patch)
+        payload = await read_json(request, self._services, self._patch, absent=b"{}")
         function = await self._services.state.function(name)
         await self._services.state.set_scaling(name, payload.scaling.applied(function.scaling))
         return await self.show(request)
@@ -110,7 +107,7 @@ class FunctionAdmin:
     async def rollback(self, request: Request) -> FunctionView:
         """Make an earlier version current; requests in flight end on the version that they have."""
         name = request.path_params["name"]
-        payload = await self._body(request, self._rollback)
+        payload = await read_json(request, self._services, self._rollback, absent=b"{}")
         function = await self._services.state.function(name)
         number = payload.version if payload.version is not None else _version_before(function)
         version = await self._services.state.version(name, number)
@@ -127,11 +124,6 @@ class FunctionAdmin:
         self._services.functions.remove(name)
         collected = await self._collector.collect(versions)
         return DeletedFunction(name=name, collected=len(collected))
-
-    async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-        limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        return decode(body or b"{}", decoder, limits)
 
     async def _scaling(self, payload: CreateFunction) -> Scaling | None:
         """Return the scaling settings to store; None keeps those of a known function."""

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_json
 from gateway.core.errors import BadRequest, Unprocessable
-from gateway.http.limits import decode, read_body
 from gateway.requests.services import Services
 from gateway.schemas.admin import CreateKey, CreateRate, PatchKey
 from gateway.schemas.answers import KeyList, KeyView, NewKey, RateList, view
@@ -18,8 +17,6 @@ from registry.errors import Conflict
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
 from registry.records.function import check_name
 from registry.records.usage import PriceRate
-
-T = TypeVar("T")
 
 _TRIES = 5
 
@@ -41,7 +38,7 @@ class KeyAdmin:
 
     async def create_key(self, request: Request) -> msgspec.Struct:
         """Create a key; only this response ever holds the key itself."""
-        payload = await self._body(request, self._create)
+        payload = await read_json(request, self._services, self._create)
         clock = self._services.clock
         expires_at = None if payload.expires_in_s is None else clock.wall_s() + payload.expires_in_s
         made = new_api_key(
@@ -66,7 +63,7 @@ class KeyAdmin:
 
     async def change_key(self, request: Request) -> msgspec.Struct:
         """Set or lift limits; other gateways follow once their cached record has expired."""
-        payload = await self._body(request, self._patch)
+        payload = await read_json(request, self._services, self._patch)
         key = await self._replace(request.path_params["key_id"], payload.applied)
         return await self._with_spending(key)
 
@@ -85,7 +82,7 @@ class KeyAdmin:
 
     async def create_price(self, request: Request) -> PriceRate:
         """Add a price; a usage record keeps the price at which it was billed."""
-        payload = await self._body(request, self._rate)
+        payload = await read_json(request, self._services, self._rate)
         rate = PriceRate(**msgspec.structs.asdict(payload))
         if rate.gpu_type != rate.gpu_type.strip():
             raise BadRequest("gpu_type must not begin or end with a space", param="gpu_type")
@@ -121,8 +118,3 @@ class KeyAdmin:
             now = self._services.clock.wall_s()
             spent = await self._services.state.spent_nanos(key.id, key.spend_period, now)
         return view(KeyView, key, spent_nanos=spent)
-
-    async def _body(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-        limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        return decode(body, decoder, limits)

@@ -5,10 +5,10 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-from gateway.core.contract import Blobs
 from gateway.core.errors import Unavailable
 from registry.clock import Clock
 from registry.errors import RegistryError
+from registry.images.store import Blobs
 from registry.records.function import FunctionVersion
 from registry.state import ClusterState
 

@@ -1,7 +1,7 @@
 """A cast as /admin/casts shows it: its plan beside the progress that its nodes reported. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.schemas.casts import CastNodeView, CastOutcome, CastView, PartState
 from rdmacast.cast.limits import silence_s
@@ -19,18 +19,8 @@ _UNDER_WAY = ("waiting", "running")
 def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> CastView:
     """Return the cast at `now` (Unix seconds); `nodes` are those that are up."""
     record = status.record
-    joined = {member.node: member.epoch for member in record.members}
-    # The progress of a node before it rejoined says nothing of its new part.
-    reported = {one.node: one for one in status.progress if one.epoch >= joined.get(one.node, 0)}
     blocks = -(-record.nbytes // record.block_bytes)
-    parts: list[CastNodeView] = []
-    for index, member in enumerate(record.members):
-        progress = reported.get(member.node)
-        state: PartState = "source"
-        error = ""
-        if index not in record.sources:
-            state, error = _state(record, member, progress, nodes.get(member.node), now)
-        parts.append(_part(member, progress, state, error, blocks=blocks, planned=index < record.planned))
+    parts = list(_parts(status, nodes, now, blocks))
     targets = [part for part in parts if part.state != "source"]
     state = _whole(targets)
     seconds = now - record.started_at
@@ -61,6 +51,22 @@ def show(status: CastStatus, nodes: Mapping[str, NodeRecord], now: float) -> Cas
         faults=_sum(part.faults for part in targets),
         nodes=parts,
     )
+
+
+def _parts(
+    status: CastStatus, nodes: Mapping[str, NodeRecord], now: float, blocks: int
+) -> Iterator[CastNodeView]:
+    record = status.record
+    joined = {member.node: member.epoch for member in record.members}
+    # The progress of a node before it rejoined says nothing of its new part.
+    reported = {one.node: one for one in status.progress if one.epoch >= joined.get(one.node, 0)}
+    for index, member in enumerate(record.members):
+        progress = reported.get(member.node)
+        state: PartState = "source"
+        error = ""
+        if index not in record.sources:
+            state, error = _state(record, member, progress, nodes.get(member.node), now)
+        yield _part(member, progress, state, error, blocks=blocks, planned=index < record.planned)
 
 
 def silent_s(block_bytes: int) -> float:

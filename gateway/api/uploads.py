@@ -9,8 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from gateway.api.blob_collector import BlobCollector
+from gateway.api.bodies import read_json
 from gateway.core.errors import ApiError, Unprocessable
-from gateway.http.limits import decode, next_chunk, read_body, too_large
+from gateway.http.limits import next_chunk, too_large
 from gateway.http.responses import json_response
 from gateway.requests.services import Services
 from gateway.schemas.admin import MissingAnswer, MissingBlobs
@@ -31,9 +32,7 @@ class BlobRoutes:
 
     async def missing(self, request: Request) -> MissingAnswer:
         """Return which of the blobs the store lacks; the others are pinned for the deploy."""
-        limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits)
-        digests = decode(body, self._missing, limits).digests
+        digests = (await read_json(request, self._services, self._missing)).digests
         self._collector.pin(digests)
         blobs = self._services.blobs
         lacking = [digest for digest in digests if await blobs.size(digest) is None]

@@ -3,23 +3,23 @@
 import asyncio
 from collections import OrderedDict
 
-from gateway.core.contract import Blobs
 from rdmacast.cast.record import CastPlan
+from registry.images.store import Blobs
 from registry.messages.node import ImageHolder, ImageRef
 from registry.records.function import FunctionTask, FunctionVersion
 
 _MANIFEST_LIMIT = 64 << 20
 _FILE_LIMIT = 16 << 20
+_CACHE_BYTES = 128 << 20
 # Files that a node needs besides the image; tokenizer files stay at the gateway.
 _MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json")
 
 
 class StartAssets:
-    """A read-through blob cache of at most `max_bytes`; concurrent reads of one blob are shared."""
+    """A read-through cache of blobs; concurrent reads of one blob are shared."""
 
-    def __init__(self, blobs: Blobs, *, max_bytes: int = 128 << 20) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._max_bytes = max_bytes
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
         self._locks: dict[str, asyncio.Lock] = {}
@@ -64,7 +64,7 @@ class StartAssets:
         finally:
             if not lock.locked():
                 self._locks.pop(digest, None)
-        while self._bytes > self._max_bytes and len(self._held) > 1:
+        while self._bytes > _CACHE_BYTES and len(self._held) > 1:
             _, dropped = self._held.popitem(last=False)
             self._bytes -= len(dropped)
         return data

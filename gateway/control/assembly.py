@@ -1,7 +1,6 @@
 """Assembly of the routing and scaling side of one gateway."""
 
 import asyncio
-import random
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,7 +23,6 @@ from gateway.control.controller import Controller
 from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
-from gateway.core.contract import Blobs
 from gateway.core.fixed_plan import FixedPlan
 from gateway.dispatch.admission import Admission, AdmissionLimits
 from gateway.dispatch.call_mover import CallMover
@@ -40,6 +38,7 @@ from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.planning.replicator import Replicator
 from registry.clock import Clock, SystemClock
+from registry.images.store import Blobs
 from registry.state import ClusterState
 
 
@@ -125,7 +124,6 @@ async def make_control(
     clock: Clock | None = None,
     settings: ControlSettings | None = None,
     policy: ScalerPolicy | None = None,
-    rng: random.Random | None = None,
 ) -> AsyncIterator[Control]:
     """Open the control side; its tasks run until the context is left.
 
@@ -133,7 +131,7 @@ async def make_control(
     """
     settings = settings or ControlSettings()
     cluster = _make_cluster(state, clock or SystemClock(), settings)
-    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget(), rng)
+    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget())
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
@@ -175,7 +173,6 @@ def _assemble(
     gateway_id: str,
     settings: ControlSettings,
     policy: ScalerPolicy,
-    rng: random.Random | None,
 ) -> _Parts:
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
     admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
@@ -184,7 +181,7 @@ def _assemble(
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
     leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
     dispatcher = CallDispatcher(
-        cluster, channels, progress, admission, loads, work, rng=rng, settings=settings.dispatch
+        cluster, channels, progress, admission, loads, work, settings=settings.dispatch
     )
     assets = StartAssets(blobs)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state))

@@ -13,6 +13,7 @@ from gateway.core.contract import DispatchError, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
 from gateway.planning.placement import choose_sources, choose_warm, unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
+from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, reason_of
 from registry.messages.node import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
@@ -147,9 +148,7 @@ class ClusterControl:
         except RegistryError as error:
             raise _start_failed(f"{function} could not be warmed: {reason_of(error)}") from error
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_discard(*tasks)
             for name in list(mine):  # of tasks that were cancelled before they ran
                 self._unclaim(image, name, mine)
 
@@ -320,9 +319,7 @@ class ClusterControl:
                 else:
                     yield line
         finally:
-            for task in readers:
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
+            await cancel_and_discard(*readers)
 
     # --- inside
 

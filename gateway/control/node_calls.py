@@ -70,7 +70,6 @@ class NodeCalls:
             function=version.function,
             version=version.version,
             task=version.task.value,
-            architecture=version.architecture,
             dtype=version.dtype,
             context_length=version.context_length,
             max_concurrency=action.max_concurrency,

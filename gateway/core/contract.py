@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from registry.images.store import Blobs as Blobs
 from registry.messages.node import (
     Arrays,
     Compute,
@@ -138,57 +139,4 @@ class ClusterOperations(Protocol):
 
     def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
         """Yield log lines of the function from all nodes, each prefixed with its node."""
-        ...
-
-
-class Blobs(Protocol):
-    """The part of the content-addressed store that the gateway uses (registry/images/store.py)."""
-
-    @property
-    def url(self) -> str: ...
-
-    async def size(self, digest: str) -> int | None:
-        """Return the bytes of a complete blob, None if the store lacks it."""
-        ...
-
-    async def read(self, digest: str, *, limit: int) -> bytes:
-        """Return a whole small blob. Raises NotFound, StoreError (over `limit`), CorruptImage."""
-        ...
-
-    async def partial_size(self, digest: str) -> int:
-        """Return the number of bytes stored of an unfinished upload."""
-        ...
-
-    async def append(self, digest: str, offset: int, chunks: AsyncIterator[bytes], *, total: int) -> int:
-        """Append bytes to an upload at `offset` (must equal partial_size); return the new partial size.
-
-        When `total` is reached the SHA-256 is checked and the blob becomes visible, atomically.
-        Raises Conflict (wrong offset), CorruptImage (wrong digest: the upload is dropped), StoreFull.
-        """
-        ...
-
-    async def delete(self, digest: str) -> None: ...
-
-    async def digests(self) -> list[str]: ...
-
-    async def last_used(self) -> dict[str, float | None]:
-        """Return all complete blobs with the Unix time of their completion or last touch.
-
-        The time is None where the backend does not report it.
-        """
-        ...
-
-    async def touch(self, digest: str) -> None:
-        """Update the last-used time of a blob where the backend can; do nothing if there is no such blob."""
-        ...
-
-    async def partials(self) -> dict[str, float | None]:
-        """Return all unfinished uploads with the Unix time of their last bytes.
-
-        The time is None where the backend does not report it.
-        """
-        ...
-
-    async def drop_partial(self, digest: str) -> bool:
-        """Remove an unfinished upload unless it is being written; return whether it was removed."""
         ...

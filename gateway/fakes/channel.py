@@ -2,28 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.node import Reply, Request
-from registry.records.node import NodeRecord, Tier
+from registry.records.node import NodeRecord
+
+if TYPE_CHECKING:
+    from gateway.fakes.node import FakeNode
 
 Send = Callable[[Reply], Awaitable[None]]
-
-
-class FakePeer(Protocol):
-    """The part of a FakeNode that the network and other FakeNodes use."""
-
-    id: str
-    alive: bool
-    channels: "set[FakeChannel]"
-    loaded: dict[str, asyncio.Event]
-
-    def open_channel(self) -> "FakeChannel": ...
-
-    def holds(self, image: str, tier: Tier) -> bool: ...
-
-    async def answer(self, request: Request, send: Send) -> None: ...
 
 
 class Latch:
@@ -62,7 +51,7 @@ class FakeNet:
     """All fake nodes by channel address; `dial` is the gateways' Dial."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, FakePeer] = {}
+        self.nodes: dict[str, FakeNode] = {}
 
     async def dial(self, record: NodeRecord) -> "FakeChannel":
         node = self.nodes.get(record.channel)
@@ -74,7 +63,7 @@ class FakeNet:
 class FakeChannel:
     """One gateway's channel to one node."""
 
-    def __init__(self, node: "FakePeer") -> None:
+    def __init__(self, node: "FakeNode") -> None:
         self._node = node
         self._closed = asyncio.Event()
 
@@ -92,7 +81,7 @@ class FakeChannel:
 class FakeCall:
     """A call under way. One that is not exited continues at its node, as when a gateway dies."""
 
-    def __init__(self, node: FakePeer, closed: asyncio.Event, request: Request) -> None:
+    def __init__(self, node: "FakeNode", closed: asyncio.Event, request: Request) -> None:
         self._node = node
         self._closed = closed
         self._request = request
@@ -106,9 +95,7 @@ class FakeCall:
         return _drain(self._replies)
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_and_discard(*self._tasks)
 
     async def _serve(self) -> None:
         try:

@@ -172,10 +172,6 @@ class MemoryBlobs:
         self.blobs[digest] = data
         return digest
 
-    @property
-    def url(self) -> str:
-        return "memory://"
-
     async def size(self, digest: str) -> int | None:
         blob = self.blobs.get(digest)
         return None if blob is None else len(blob)

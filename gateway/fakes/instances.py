@@ -1,17 +1,14 @@
 """The part of a FakeNode that starts and stops instances."""
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.fakes.channel import Send
-from gateway.fakes.pipelines import FakeLayers
 from rdmacast.aio.groups import cancel_and_wait
 from registry.errors import RemoteError
 from registry.messages.node import (
     Acknowledged,
-    ImageRef,
     InstanceProgress,
     InstanceStarted,
     StartInstance,
@@ -20,24 +17,8 @@ from registry.messages.node import (
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 from registry.records.node import Tier
 
-
-class FakeHost(Protocol):
-    """The part of a node that its instances use."""
-
-    id: str
-    counts: Counter[str]
-    layers: FakeLayers
-    start_error: RemoteError | None
-
-    def holds(self, image: str, tier: Tier) -> bool: ...
-
-    async def fetch(self, image: ImageRef, send: Send) -> None: ...
-
-    async def hold(self, image: str, tier: Tier, nbytes: int) -> None: ...
-
-    async def drop(self, image: str, tier: Tier) -> None: ...
-
-    async def publish(self, record: InstanceRecord) -> None: ...
+if TYPE_CHECKING:
+    from gateway.fakes.node import FakeNode
 
 
 @dataclass(slots=True)
@@ -52,13 +33,10 @@ class FakeInstance:
 class FakeInstances:
     """A fake node's instances by id. A start outlives its request, and a repeated request joins it."""
 
-    def __init__(self, host: FakeHost) -> None:
+    def __init__(self, host: "FakeNode") -> None:
         self._host = host
         self._all: dict[str, FakeInstance] = {}
         self._starting: set[asyncio.Task[None]] = set()
-
-    def __repr__(self) -> str:
-        return f"<FakeInstances {sorted(self._all)}>"
 
     def get(self, instance_id: str) -> FakeInstance | None:
         return self._all.get(instance_id)

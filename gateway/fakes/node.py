@@ -132,9 +132,6 @@ class FakeNode:
         self.loaded: dict[str, asyncio.Event] = {}
         self._record = _record(id_, **facts)
 
-    def __repr__(self) -> str:
-        return f"<FakeNode {self.id} alive={self.alive} {self.instances!r}>"
-
     @property
     def record(self) -> NodeRecord:
         return self._record
@@ -310,7 +307,7 @@ class FakeNode:
                     await self.token.through()
                     context += (next_token(context, self._vocabulary),)
                     reason = "length" if i + 1 == sampling.max_tokens else ""
-                    used_us = self._use(work)
+                    used_us = self.use(work.request_id)
                     logprobs = () if sampling.logprobs is None else (TokenLogprob(-context[-1] / 1000),)
                     await send(
                         Tokens(ids=context[-1:], logprobs=logprobs, finish_reason=reason, gpu_us=used_us)
@@ -320,11 +317,11 @@ class FakeNode:
                 prompt = len(ids)
             case Compute():
                 await self.token.through()
-                self._use(work)
+                self.use(work.request_id)
                 await send(Arrays(arrays={"embeddings": Array(dtype="float32", shape=(0,), data=b"")}))
             case InvokeHandler(body=body):
                 await self.token.through()
-                self._use(work)
+                self.use(work.request_id)
                 await send(HandlerChunk(data=body))
         used_us = self.used_us.get(work.request_id, 0)
         await send(
@@ -341,9 +338,6 @@ class FakeNode:
             await self.kill()
         if not self.alive:
             await asyncio.Event().wait()  # a dead node sends nothing
-
-    def _use(self, work: Generate | Compute | InvokeHandler) -> int:
-        return self.use(work.request_id)
 
     # --- for its instances and pipelines
 
@@ -371,4 +365,4 @@ class FakeNode:
         return used_us
 
     def _fellows(self) -> "dict[str, FakeNode]":
-        return {node.id: node for node in self._net.nodes.values() if isinstance(node, FakeNode)}
+        return {node.id: node for node in self._net.nodes.values()}

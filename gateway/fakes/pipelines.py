@@ -7,9 +7,9 @@ node waits until its instance is ready, and its calls continue there when the pi
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from gateway.fakes.channel import Latch, Send
+from gateway.fakes.channel import Send
 from registry.errors import RemoteError
 from registry.messages.live import (
     MOVED,
@@ -24,22 +24,8 @@ from registry.messages.live import (
 )
 from registry.messages.node import Generate, InstanceProgress, RequestUsage, Tokens
 
-
-class FakeMember(Protocol):
-    """The part of a node that a fake pipeline uses. `use` counts a token and returns the call's usage."""
-
-    id: str
-    alive: bool
-    token: Latch
-    pipelines: "FakePipelines"
-
-    def runs(self, instance_id: str) -> bool: ...
-
-    def is_ready(self, instance_id: str) -> bool: ...
-
-    async def until_settled(self, instance_id: str) -> None: ...
-
-    def use(self, call_id: str) -> int: ...
+if TYPE_CHECKING:
+    from gateway.fakes.node import FakeNode
 
 
 class FakeLayers:
@@ -90,8 +76,8 @@ class FakePipelines:
 
     def __init__(
         self,
-        node: FakeMember,
-        members: Callable[[], Mapping[str, FakeMember]],
+        node: "FakeNode",
+        members: Callable[[], "Mapping[str, FakeNode]"],
         next_token: Callable[[tuple[int, ...]], int],
     ) -> None:
         self._node = node
@@ -100,9 +86,6 @@ class FakePipelines:
         self._open: dict[str, _Pipeline] = {}
         self.opened: list[OpenPipeline] = []
         self.left: list[HandOffCalls] = []
-
-    def __repr__(self) -> str:
-        return f"<FakePipelines {self._open}>"
 
     @property
     def names(self) -> list[str]:
@@ -123,7 +106,7 @@ class FakePipelines:
         pipeline = self._open.setdefault(name, _Pipeline(request.stages))
         pipeline.openers += 1
         try:
-            await send(PipelineOpened(context_length=1024, cached_tokens=4096))
+            await send(PipelineOpened())
             while not pipeline.lost:
                 await pipeline.news.wait()
             raise RemoteError("pipeline_lost", pipeline.lost)

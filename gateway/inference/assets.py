@@ -10,10 +10,11 @@ import jinja2
 import msgspec
 from tokenizers import Tokenizer
 
-from gateway.core.contract import Blobs
 from gateway.core.errors import ApiError, Unavailable
 from gateway.inference.chat_template import ChatTemplate, template_source
+from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ImageError, NotFound
+from registry.images.store import Blobs
 from registry.records.function import FunctionVersion
 
 MAX_ASSET_BYTES = 64 << 20
@@ -48,12 +49,14 @@ class ModelAssets:
     pooling: str = "mean"
 
 
+_CAPACITY = 64  # of the cache
+
+
 class AssetCache:
     """An LRU cache of assets by content, so that versions with the same files share them."""
 
-    def __init__(self, blobs: Blobs, *, capacity: int = 64) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._capacity = capacity
         self._ready: OrderedDict[Key, ModelAssets] = OrderedDict()
         self._loading: dict[Key, asyncio.Task[ModelAssets]] = {}
 
@@ -79,7 +82,7 @@ class AssetCache:
         if task.cancelled() or task.exception() is not None:
             return
         self._ready[key] = task.result()
-        while len(self._ready) > self._capacity:
+        while len(self._ready) > _CAPACITY:
             self._ready.popitem(last=False)
 
     async def _load(self, key: Key) -> ModelAssets:
@@ -95,10 +98,7 @@ class AssetCache:
 
     async def aclose(self) -> None:
         """Cancel loads under way."""
-        tasks = list(self._loading.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_discard(*self._loading.values())
 
 
 def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:

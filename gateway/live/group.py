@@ -71,17 +71,11 @@ class PipelineModel:
 class LiveGroup:
     """The loading instances of one version and their pipelines: each method returns actions in order."""
 
-    def __init__(
-        self,
-        layers: ModelLayers,
-        settings: PipelineModel,
-        new_id: Callable[[], str],
-        pipelines: PipelineAssembler | None = None,
-    ) -> None:
+    def __init__(self, layers: ModelLayers, settings: PipelineModel, new_id: Callable[[], str]) -> None:
         self._layers = layers
         self._settings = settings
         self._new_id = new_id
-        self._pipelines = pipelines or PipelineAssembler(layers)
+        self._pipelines = PipelineAssembler(layers)
         self._instances: dict[str, str] = {}  # by node
         self._records: dict[int, LivePipeline] = {}  # by number
 

@@ -29,7 +29,6 @@ class HostCopy:
     image: str
     host: str
     node: str
-    nbytes: int
     last_used_at: float
     pinned: bool
 
@@ -173,7 +172,6 @@ def host_copies(nodes: Iterable[NodeRecord]) -> HostCopies:
                     image=holding.image,
                     host=node.host,
                     node=node.id,
-                    nbytes=holding.bytes,
                     last_used_at=holding.last_used_at,
                     pinned=holding.pinned,
                 )

@@ -30,6 +30,14 @@ _STATUS_TEXTS = {
     504: "A deadline passed",
     507: "The store's disk is full",
 }
+_TAGS = (  # of paths, by the first prefix that fits
+    ("/v1/", "openai"),
+    ("/functions/", "functions"),
+    ("/admin/blobs/", "blobs"),
+    ("/admin/usage/", "usage"),
+    ("/admin/", "admin"),
+    ("/", "system"),
+)
 _EVERYWHERE = (500,)
 _WITH_KEY = (401, 403, 429, 503)
 _WITH_BODY = (400, 408, 413, 422)
@@ -119,7 +127,7 @@ def _operation(op: Operation[Any]) -> Json:
     described: Json = {
         "operationId": _operation_id(op),
         "summary": op.summary,
-        "tags": [op.tag],
+        "tags": [next(tag for prefix, tag in _TAGS if op.path.startswith(prefix))],
         "parameters": [
             *(_parameter(parameter) for parameter in op.parameters),
             {"$ref": f"#/components/parameters/{CLIENT_REQUEST_ID.name}"},

@@ -1,7 +1,7 @@
 """One operation of the HTTP API: the entry of the table from which routes and /openapi.json are made."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -31,7 +31,7 @@ class RequiredKey(StrEnum):
     ADMIN = "admin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Operation(Generic[H]):
     """One method of one path; `handler` selects its handler from the gateway's handlers `H`.
 
@@ -46,11 +46,11 @@ class Operation(Generic[H]):
     path: str
     handler: Callable[[H], Handler]
     summary: str
-    tag: str
+    answer: object = None
+    _: KW_ONLY
     needs: RequiredKey = RequiredKey.ADMIN
     body: type | tuple[str, ...] | None = None
     empty_body: bool = False
-    answer: object = None
     others: tuple[str, ...] = ()
     any_body: tuple[type, ...] = ()
     any_answer: tuple[type, ...] = ()

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -32,7 +32,7 @@ from invoker.engine.contract import UnsupportedModel
 from invoker.engine.kv.cache import KvShape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """Classes and tensor names of one architecture.
 
@@ -43,7 +43,8 @@ class Family:
     config: type[PreTrainedConfig]
     layer: type[nn.Module]
     norm: type[nn.Module]
-    rotary: type[nn.Module] | None
+    rotary: type[nn.Module] | None = None
+    _: KW_ONLY
     prefix: str = "model."
     embedding: str = "embed_tokens"
     positions: str = ""
@@ -65,42 +66,21 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(
-        config=LlamaConfig, layer=LlamaDecoderLayer, norm=LlamaRMSNorm, rotary=LlamaRotaryEmbedding
-    ),
+    "LlamaForCausalLM": Family(LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
     "Qwen2ForCausalLM": Family(
-        config=Qwen2Config,
-        layer=Qwen2DecoderLayer,
-        norm=Qwen2RMSNorm,
-        rotary=Qwen2RotaryEmbedding,
-        windows="typed",
+        Qwen2Config, Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding, windows="typed"
     ),
     "Qwen3ForCausalLM": Family(
-        config=Qwen3Config,
-        layer=Qwen3DecoderLayer,
-        norm=Qwen3RMSNorm,
-        rotary=Qwen3RotaryEmbedding,
-        windows="typed",
+        Qwen3Config, Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, windows="typed"
     ),
     "MistralForCausalLM": Family(
-        config=MistralConfig,
-        layer=MistralDecoderLayer,
-        norm=MistralRMSNorm,
-        rotary=MistralRotaryEmbedding,
-        windows="all",
+        MistralConfig, MistralDecoderLayer, MistralRMSNorm, MistralRotaryEmbedding, windows="all"
     ),
-    "Phi3ForCausalLM": Family(
-        config=Phi3Config,
-        layer=Phi3DecoderLayer,
-        norm=Phi3RMSNorm,
-        rotary=Phi3RotaryEmbedding,
-        windows="all",
-    ),
+    "Phi3ForCausalLM": Family(Phi3Config, Phi3DecoderLayer, Phi3RMSNorm, Phi3RotaryEmbedding, windows="all"),
     "GPT2LMHeadModel": Family(
-        config=GPT2Config,
-        layer=GPT2Block,
-        norm=nn.LayerNorm,
-        rotary=None,
+        GPT2Config,
+        GPT2Block,
+        nn.LayerNorm,
         prefix="transformer.",
         embedding="wte",
         positions="wpe",

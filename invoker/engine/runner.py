@@ -101,8 +101,6 @@ class EngineRunner:
         self._streams: set[_Stream] = set()  # the loop's
         self._calls: set[asyncio.Future[dict[str, np.ndarray]]] = set()  # the loop's
         self._held: dict[object, EngineCall] = {}  # the loop's: by stream or forward
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closed = asyncio.Event()
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
@@ -117,11 +115,6 @@ class EngineRunner:
         """The shape of K and V that `generate` accepts; None if it accepts none."""
         found = getattr(self._engine, "kv_shape", None)
         return found if isinstance(found, KvShape) else None
-
-    @property
-    def active(self) -> int:
-        """The number of streams and calls in progress."""
-        return len(self._streams) + len(self._calls)
 
     async def generate(
         self, sequence: NewSequence, call: EngineCall = UNBILLED, kv: Sequence[KvSlice] = ()
@@ -142,7 +135,7 @@ class EngineRunner:
             while not stream.ended:
                 yield await stream.next()
         finally:
-            self._leave(self._streams, stream)
+            self._streams.discard(stream)
             if not stream.ended:
                 self._submit(partial(self._cancel, stream))
 
@@ -163,11 +156,7 @@ class EngineRunner:
         try:
             return await forward
         finally:
-            self._leave(self._calls, forward)
-
-    async def drain(self) -> None:
-        """Return once no stream and no call is in progress."""
-        await self._idle.wait()
+            self._calls.discard(forward)
 
     async def wait_closed(self) -> None:
         """Return once the engine is closed, on request or by a failure."""
@@ -194,7 +183,6 @@ class EngineRunner:
 
     def _enter(self, members: set[Any], member: object, call: EngineCall) -> None:
         members.add(member)
-        self._idle.clear()
         self._held[member] = call
         call.hold()
 
@@ -202,11 +190,6 @@ class EngineRunner:
         call = self._held.pop(member, None)
         if call is not None:
             call.release()
-
-    def _leave(self, members: set[Any], member: object) -> None:
-        members.discard(member)
-        if not self.active:
-            self._idle.set()
 
     def _submit(self, command: Callable[[], None]) -> None:
         with self._condition:

@@ -62,7 +62,7 @@ def main() -> None:
     load = _receive_load(sock)
     scratch = Path.cwd()
     confine.drop_privileges()
-    confined = confine.close_file_system(scratch) if load.sandbox else False
+    confined = confine.close_file_system(scratch)
     # The limit counts the stacks of threads; the default of 8 MiB is far too much.
     threading.stack_size(_STACK_BYTES)
     confine.set_limits(memory_bytes=load.memory_bytes, file_bytes=load.file_bytes, open_files=load.open_files)

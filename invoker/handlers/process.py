@@ -54,15 +54,8 @@ class HandlerProcess:
     restarted by the next call, after a delay that doubles with each consecutive failure.
     """
 
-    def __init__(
-        self,
-        on_log: Callable[[str], None],
-        *,
-        sandbox: bool = True,
-        load_timeout_s: float = LOAD_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, on_log: Callable[[str], None], *, load_timeout_s: float = LOAD_TIMEOUT_S) -> None:
         self._on_log = on_log
-        self._sandbox = sandbox
         self._load_timeout_s = load_timeout_s
         self._files: Mapping[str, bytes] = {}
         self._spec: HandlerSpec | None = None
@@ -207,7 +200,7 @@ class HandlerProcess:
         self._folder = await asyncio.to_thread(make_folder, self._scratch_dir, self._files)
         try:
             return await RunningHandler.spawn(
-                spec, self._folder, self._on_log, sandbox=self._sandbox, timeout_s=self._load_timeout_s
+                spec, self._folder, self._on_log, timeout_s=self._load_timeout_s
             )
         except BaseException:
             await run_shielded(self._drop_folder())

@@ -21,7 +21,7 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadHandler(_Frame, frozen=True, kw_only=True):
-    """Set the limits, then load `function` from `file`. `sandbox` restricts file system access."""
+    """Restrict access to the file system, set the limits, and load `function` from `file`."""
 
     file: str
     function: str
@@ -30,7 +30,6 @@ class LoadHandler(_Frame, frozen=True, kw_only=True):
     open_files: int
     output_bytes: int
     threads: int
-    sandbox: bool
 
 
 class StartCall(_Frame, frozen=True, kw_only=True):

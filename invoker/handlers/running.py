@@ -38,6 +38,7 @@ from invoker.handlers.protocol import (
     to_node,
 )
 from invoker.handlers.spawn import ProcessOutput, kill_strays, kill_tree, start_process
+from rdmacast.aio.groups import cancel_and_discard
 from rdmacast.aio.shielded import run_shielded
 from registry.config.function_yaml import HandlerSpec
 
@@ -123,13 +124,7 @@ class RunningHandler:
 
     @classmethod
     async def spawn(
-        cls,
-        spec: HandlerSpec,
-        folder: Path,
-        on_log: Callable[[str], None],
-        *,
-        sandbox: bool,
-        timeout_s: float,
+        cls, spec: HandlerSpec, folder: Path, on_log: Callable[[str], None], *, timeout_s: float
     ) -> "RunningHandler":
         """Start the process and load the handler. Raises BadHandler with the process's report."""
         ours, theirs = socket.socketpair()
@@ -148,7 +143,7 @@ class RunningHandler:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         running = cls(process, reader, writer, output, spec, folder, on_log)
         try:
-            await running._load(sandbox, timeout_s)
+            await running._load(timeout_s)
         except BaseException as error:
             await run_shielded(running._end())
             if isinstance(error, BadHandler):
@@ -199,7 +194,7 @@ class RunningHandler:
         if self._task is not None:
             await self._task
 
-    async def _load(self, sandbox: bool, timeout_s: float) -> None:
+    async def _load(self, timeout_s: float) -> None:
         limits = self._spec.limits
         load = LoadHandler(
             file=self._spec.file,
@@ -209,7 +204,6 @@ class RunningHandler:
             open_files=limits.open_files,
             output_bytes=limits.output_bytes,
             threads=limits.threads,
-            sandbox=sandbox,
         )
         self._renew_cpu_limit()
         self._writer.write(encode(load))
@@ -275,8 +269,7 @@ class RunningHandler:
         ended_s = await self._exit_task
         await asyncio.to_thread(kill_strays, self._folder, self._process.pid, ended_s)
         await asyncio.wait([self._output_task], timeout=_DRAIN_S)
-        self._output_task.cancel()
-        await asyncio.gather(self._output_task, return_exceptions=True)
+        await cancel_and_discard(self._output_task)
         self._output.close()
         self._log.end()
         self._writer.close()

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from invoker.base.errors import OutOfDeviceMemory
+from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.memory.arena import Arena, Region
 from registry.clock import Clock
 
@@ -103,8 +105,23 @@ class DeviceCache:
                 self._changed()
                 return region
 
+    def reserve_kv(self, min_bytes: int, wanted_bytes: int) -> Region:
+        """Reserve a region for K and V, smaller than wanted if little is free. Raises OutOfDeviceMemory."""
+        free = self._arena.largest_free_bytes
+        nbytes = kv_cache_bytes(min_bytes=min_bytes, wanted_bytes=wanted_bytes, largest_free_bytes=free)
+        return self.reserve_region(nbytes)
+
+    @contextmanager
+    def kv_region(self, min_bytes: int, wanted_bytes: int) -> Iterator[Region]:
+        """Hold such a region while the block lasts. Raises OutOfDeviceMemory."""
+        region = self.reserve_kv(min_bytes, wanted_bytes)
+        try:
+            yield region
+        finally:
+            self.free_region(region)
+
     def free_region(self, region: Region) -> None:
-        """Free a region from `reserve_region`."""
+        """Free a region from `reserve_region` or `reserve_kv`."""
         self._arena.free(region)
         self._changed()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from invoker.base.errors import HandlerNotAllowed, InvalidWork, OutOfDeviceMemory, StartFailed
 from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec
 from invoker.engine.factory import EngineFactory
-from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.engine.runner import EngineRunner
 from invoker.handlers.builtin import make_builtin
 from invoker.handlers.process import handler_spec
@@ -170,10 +169,8 @@ async def _reserve_kv(instance: Instance, spec: ModelSpec, context: InstanceCont
     minimum, wanted = await run_in_thread(context.engines.kv_bytes, spec, instance.request.max_concurrency)
     if not wanted:
         return
-    free = context.arena.largest_free_bytes
-    nbytes = kv_cache_bytes(min_bytes=minimum, wanted_bytes=wanted, largest_free_bytes=free)
     try:
-        instance.kv = context.device_cache.reserve_region(nbytes)
+        instance.kv = context.device_cache.reserve_kv(minimum, wanted)
     except OutOfDeviceMemory as error:
         raise OutOfDeviceMemory(
             f"the KV cache of one sequence of {spec.context_length} tokens takes {minimum} bytes: {error} "

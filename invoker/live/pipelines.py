@@ -12,7 +12,6 @@ from typing import Any
 from invoker.base.errors import InvalidWork, NoSuchInstance, NoSuchPipeline, PipelineLost
 from invoker.engine.decoder import limits_for
 from invoker.engine.factory import max_sequences_for
-from invoker.engine.kv.cache import PAGE_TOKENS
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.instances.instance import Instance
 from invoker.links.link import StageKey
@@ -131,23 +130,18 @@ class HostedPipeline:
             before = stack.enter_context(self._listener.expect_link(self._key(self._place)))
             for stage in self._remote_stages:
                 stack.push_async_callback(stage.aclose)
-            driver, opened = await self._open(stack, before)
+            opening = self._open_pair if self.request.layerwise else self._open_stages
+            driver = self.driver = await opening(stack, before)
             stack.push_async_callback(self._close, driver)
-            self.driver = driver
-            self.opened.set_result(opened)
+            self.opened.set_result(PipelineOpened())
             log.info("pipeline %s of %d stages is open", self.name, len(self.request.stages))
             self._reason = await self._loss(driver)
             log.warning("pipeline %s is lost: %s", self.name, self._reason)
             raise self._reason
 
-    async def _open(
-        self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
-    ) -> tuple[Driver, PipelineOpened]:
-        return await (self._open_pair if self.request.layerwise else self._open_stages)(stack, before)
-
     async def _open_stages(
         self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
-    ) -> tuple[PipelineDriver, PipelineOpened]:
+    ) -> PipelineDriver:
         opened: list[MeteredStage] = []
 
         async def open_own() -> None:
@@ -164,12 +158,9 @@ class HostedPipeline:
         behind = await self._connect_ring(stack)
         driver = PipelineDriver(stage, scheduler, await before, behind, name=f"pipeline {self.name}")
         stack.enter_context(self._listener.exports.on_request(self._key(self._place), driver.export_kv))
-        cached = scheduler.shape.pages * PAGE_TOKENS
-        return driver, PipelineOpened(context_length=scheduler.max_sequence_tokens, cached_tokens=cached)
+        return driver
 
-    async def _open_pair(
-        self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]"
-    ) -> tuple[PairDriver, PipelineOpened]:
+    async def _open_pair(self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]") -> PairDriver:
         """Open a pair with the instance here as its source; a node that loads alone is its own target."""
         stages, is_alone = self.request.stages, not self._remote_stages
         if len(stages) > 2 or self._place != len(stages) - 1:
@@ -181,14 +172,11 @@ class HostedPipeline:
             text = f"[{stages[0].first}, {stages[-1].last}) of {factory.layers}"
             raise InvalidWork(f"layers {text} are not the whole model")
         if is_alone:
-            driver, pages = await self._open_alone(stack, factory)
-        else:
-            driver, pages = await self._open_source(stack, factory, before)
-        context = 0 if self.instance.spec is None else self.instance.spec.context_length
-        return driver, PipelineOpened(context_length=context, cached_tokens=pages * PAGE_TOKENS)
+            return await self._open_alone(stack, factory)
+        return await self._open_source(stack, factory, before)
 
-    async def _open_alone(self, stack: AsyncExitStack, factory: LayerStageFactory) -> tuple[PairDriver, int]:
-        """Return the driver of a pair of this node with itself, and the KV pages of its layers."""
+    async def _open_alone(self, stack: AsyncExitStack, factory: LayerStageFactory) -> PairDriver:
+        """Return the driver of a pair of this node with itself."""
         own, first = LoadedLayers(factory.layers, factory.calls()), await factory.make(0)
         own.append(first)
         before, behind = socket.socketpair()  # unused: no other node
@@ -197,20 +185,19 @@ class HostedPipeline:
         )
         following = asyncio.create_task(follow_load(driver, self.instance, factory))
         stack.push_async_callback(cancel_and_wait, following)
-        return driver, first.pages
+        return driver
 
     async def _open_source(
         self, stack: AsyncExitStack, factory: LayerStageFactory, before: "asyncio.Future[socket.socket]"
-    ) -> tuple[PairDriver, int]:
-        """Return the driver of a pair with another node, and the KV pages of that node's layers."""
+    ) -> PairDriver:
+        """Return the driver of a pair with another node."""
         chain = LayerChain(factory.calls())
-
         (target,) = self._remote_stages
         await run_all(add_layers(chain.append, factory, 0, factory.layers), target.open())
         assert target.opened is not None
         pages, behind = target.opened.pages, await self._connect_ring(stack)
         name = f"pair {self.name}"
-        return PairDriver(self.instance, chain, await before, behind, pages=pages, name=name), pages
+        return PairDriver(self.instance, chain, await before, behind, pages=pages, name=name)
 
     def _scheduler(self, stage: MeteredStage) -> PipelineScheduler:
         spec, device_image = self.instance.spec, self.instance.device_image
@@ -316,15 +303,12 @@ class HostedPipelines:
         listener: StageListener,
         context: StageContext,
         connected: Callable[[str], bool],
-        *,
-        linger_s: float = LINGER_S,
     ) -> None:
         self._node = node
         self._secret = secret
         self._listener = listener
         self._context = context
         self._connected = connected
-        self._linger_s = linger_s
         self._pipelines: dict[str, HostedPipeline] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -334,7 +318,7 @@ class HostedPipelines:
     async def open(self, request: OpenPipeline) -> AsyncGenerator[Reply, None]:
         """Run a pipeline, or join an open one, until all its callers have left.
 
-        If a caller's channel broke, the pipeline runs on for `linger_s`, so that a gateway can adopt it.
+        If a caller's channel broke, the pipeline runs on for LINGER_S, so that a gateway can adopt it.
         Raises the reason of its end.
         """
         pipeline = self._pipelines.get(pipeline_name(request.pipeline, request.epoch))
@@ -356,9 +340,7 @@ class HostedPipelines:
         finally:
             pipeline.openers -= 1
             if not pipeline.openers:
-                self._spawn(
-                    self._close_unused(pipeline, 0.0 if left or pipeline.task.done() else self._linger_s)
-                )
+                self._spawn(self._close_unused(pipeline, 0.0 if left or pipeline.task.done() else LINGER_S))
 
     def get(self, name: str) -> HostedPipeline:
         """Return a pipeline by its name. Raises NoSuchPipeline."""

@@ -5,7 +5,7 @@
 - `loader`: one load per image, shared by all waiting starts
 - `partial_image`: an image being filled: verified units and their readers
 - `published`: images served to other nodes
-- `start_plan`: chooses sources for a start
+- `sources`: the peers to load an image from
 - `store_access`: access to the cluster's blob store
 - `transports`: the node's transports
 """

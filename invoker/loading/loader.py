@@ -19,7 +19,7 @@ from invoker.loading.cast_fetch import CastContext, from_cast, from_peers, repor
 from invoker.loading.fetch import from_memory, from_orphaned_file, from_store
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.published import PublishedImages
-from invoker.loading.start_plan import Residence, StartPlan, choose_start
+from invoker.loading.sources import choose_peers
 from invoker.loading.store_access import StoreAccess
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
@@ -74,9 +74,9 @@ class _MappedImage(ImageArrival):
 class _ImageLoad(ImageArrival):
     """A load by this process: one task, shared by any number of users."""
 
-    def __init__(self, plan: StartPlan, target: PartialImage) -> None:
-        super().__init__(plan.kind, plan.first, target.writer.view)
-        self.plan = plan
+    def __init__(self, peers: Sequence[ImageHolder], source: str, target: PartialImage) -> None:
+        super().__init__(StartKind.COLD, source, target.writer.view)
+        self.peers = peers
         self.target = target
         self.watchers: list[Progress] = []
         self.users = 0
@@ -256,16 +256,11 @@ class ImageLoader:
             region.peer_load_ended()
 
     def _start_load(self, ref: ImageRef, manifest: Manifest, writer: ImageWriter) -> _ImageLoad:
-        plan = choose_start(
-            Residence.NOWHERE,
-            ref.holders,
-            node=self._sources.node,
-            host=self._sources.host,
-            reads_store=self.reads_store,
-        )
+        peers = choose_peers(ref.holders, node=self._sources.node, host=self._sources.host)
+        source = f"node:{peers[0].node}" if peers else "store" if self.reads_store else ""
         # Late binding: the load is constructed from its target.
         target = PartialImage(writer, manifest, lambda nbytes: self._on_progress(load, nbytes))
-        load = _ImageLoad(plan, target)
+        load = _ImageLoad(peers, source, target)
         load.users = 1
         self._loads[ref.image] = load
         self._published.region(ref.image, ref.nbytes).load_started(target)
@@ -331,11 +326,8 @@ class ImageLoader:
         cast, context = ref.cast, self._sources.casts
         if cast is not None and context is not None and cast.has_target(self._sources.node):
             yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, context)
-        by_source = {f"node:{holder.node}": holder for holder in ref.holders}
-        peers = [source for source in dict.fromkeys(load.plan.sources) if source in by_source]
-        if peers and context is not None:
-            holders = [by_source[source] for source in peers]
-            yield peers[0], partial(self._from_peers, load, holders, context)
+        if load.peers and context is not None:
+            yield f"node:{load.peers[0].node}", partial(self._from_peers, load, context)
         if self._sources.store is not None:
             local = self._sources.store.label == "disk"
             store = self._sources.store.store
@@ -345,10 +337,8 @@ class ImageLoader:
         load.casts.add(cast.cast_id)
         self._log_report(load, await from_cast(cast, load.target, context))
 
-    async def _from_peers(
-        self, load: _ImageLoad, holders: Sequence[ImageHolder], context: CastContext
-    ) -> None:
-        members = [CastMember(node=one.node, host=one.host, address=one.cast) for one in holders]
+    async def _from_peers(self, load: _ImageLoad, context: CastContext) -> None:
+        members = [CastMember(node=one.node, host=one.host, address=one.cast) for one in load.peers]
         self._log_report(load, await from_peers(members, load.target, context))
 
     def _log_report(self, load: _ImageLoad, report: CastReport) -> None:

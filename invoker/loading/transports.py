@@ -1,7 +1,6 @@
 """Opens a node's transports, as server and as client."""
 
 import logging
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,13 +103,11 @@ def open_rdma(settings: Settings, stack: AsyncExitStack) -> VerbsNode | str:
         return str(error)
 
 
-def open_nixl_node(
-    settings: Settings, stack: AsyncExitStack, opened: Callable[[], NixlNode] = open_nixl
-) -> NixlNode | str:
+def open_nixl_node(settings: Settings, stack: AsyncExitStack) -> NixlNode | str:
     if not settings.nixl:
         return ""
     try:
-        return stack.enter_context(opened())
+        return stack.enter_context(open_nixl())
     except (NoTransport, DeviceError) as error:
         raise SettingsError(f"--nixl: {error}") from error
 

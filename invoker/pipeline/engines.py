@@ -2,20 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from invoker.base.errors import InvalidWork, NoSuchInstance
-from invoker.engine.contract import EngineCall
-from invoker.engine.kv.budget import kv_cache_bytes
+from invoker.engine.contract import DeviceRegion, ModelSpec
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.stage_contract import Stage
-from invoker.instances.calls import Calls
+from invoker.instances.calls import Calls, InstanceSteps
 from invoker.instances.instance import Instance
 from invoker.instances.starting import InstanceContext
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.link import StageKey
-from invoker.pipeline.metered import MeteredStage
+from invoker.pipeline.metered import ExportKv, MeteredStage
 from rdmacast.aio.threads import run_in_thread
 from registry.messages.live import MAX_HELD_BYTES
 
@@ -42,9 +42,7 @@ async def opened_stage(
     if not 0 <= first < last <= 8 * MAX_HELD_BYTES:
         raise InvalidWork(f"no model has the layers [{first}, {last})")
     await instance.wait_for_layers(first, last)
-    spec, steps, device_image = instance.spec, instance.steps, instance.device_image
-    if spec is None or steps is None or device_image is None:
-        raise NoSuchInstance(f"instance {instance.id} is not a model, or is ending")
+    spec, steps, image = model_of(instance)
     if not 0 <= first < last <= spec.manifest.num_layers:
         raise InvalidWork(f"layers [{first}, {last}) of a model with {spec.manifest.num_layers}")
     ranged = replace(spec, layers=(first, last))
@@ -52,28 +50,30 @@ async def opened_stage(
     # A pipeline takes the calls of all its nodes: each needs as much for its few layers as for all layers
     # of one instance.
     _, wanted = await run_in_thread(resources.engines.kv_bytes, spec, instance.request.max_concurrency)
-    free = resources.arena.largest_free_bytes
-    kv = resources.device_cache.reserve_region(
-        kv_cache_bytes(min_bytes=least, wanted_bytes=wanted, largest_free_bytes=free)
-    )
-    try:
+    with resources.device_cache.kv_region(least, wanted) as kv:
         stage: Stage = await run_in_thread(
-            resources.engines.make_stage, ranged, device_image.region, kv, undo=lambda made: made.close()
+            resources.engines.make_stage, ranged, image, kv, undo=lambda made: made.close()
         )
-
-        def join(call_id: str) -> EngineCall:
-            return context.calls.join(instance.account, call_id)
-
-        loop = asyncio.get_running_loop()
-
-        def export(sequence: str, kv: KvSlice) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(exports.add, replace(key, sequence=sequence), kv)
-
-        metered = MeteredStage(stage, steps, join, export=export, rate=instance.prefill)
-        try:
+        join = partial(context.calls.join, instance.account)
+        export = _exporter(key, exports)
+        with closing(MeteredStage(stage, steps, join, export=export, rate=instance.prefill)) as metered:
             yield metered
-        finally:
-            metered.close()
-    finally:
-        resources.device_cache.free_region(kv)
+
+
+def model_of(instance: Instance) -> tuple[ModelSpec, InstanceSteps, DeviceRegion]:
+    """Return the model of an instance, the meter of its steps and its image. Raises NoSuchInstance."""
+    spec, steps, image = instance.spec, instance.steps, instance.device_image
+    if spec is None or steps is None or image is None:
+        raise NoSuchInstance(f"instance {instance.id} is not a model, or is ending")
+    return spec, steps, image.region
+
+
+def _exporter(key: StageKey, exports: KvExportBuffer) -> ExportKv:
+    """Return a function by which any thread exports K and V of a stage's sequences."""
+    loop = asyncio.get_running_loop()
+
+    def export(sequence: str, kv: KvSlice) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(exports.add, replace(key, sequence=sequence), kv)
+
+    return export

@@ -1,16 +1,15 @@
 """Single-layer stages over one KV region, for layer-wise prefill."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 
-from invoker.base.errors import NoSuchInstance
-from invoker.engine.contract import DeviceRegion, EngineCall, ModelSpec
-from invoker.engine.kv.budget import kv_cache_bytes
+from invoker.engine.contract import DeviceRegion, ModelSpec
 from invoker.engine.stage_contract import Stage
 from invoker.instances.instance import Instance
 from invoker.memory.arena import Region
-from invoker.pipeline.engines import StageContext
+from invoker.pipeline.engines import StageContext, model_of
 from invoker.pipeline.metered import StepCalls
 from rdmacast.aio.threads import run_in_thread
 
@@ -46,14 +45,8 @@ class LayerStageFactory:
 
     def calls(self) -> StepCalls:
         """Return the calls that these stages' steps are charged to. Raises NoSuchInstance."""
-        steps, account = self._instance.steps, self._instance.account
-        if steps is None:
-            raise NoSuchInstance(f"instance {self._instance.id} is ending")
-
-        def join(call_id: str) -> EngineCall:
-            return self._context.calls.join(account, call_id)
-
-        return StepCalls(steps, join)
+        _, steps, _ = model_of(self._instance)
+        return StepCalls(steps, partial(self._context.calls.join, self._instance.account))
 
     async def make(self, layer: int) -> Stage:
         """Create the stage of a layer once its bytes are loaded. Raises EngineError, NoSuchInstance."""
@@ -94,20 +87,11 @@ async def layer_stage_factory(
     Users of its stages must end before the block does. Raises OutOfDeviceMemory, NoSuchInstance, EngineError.
     """
     await instance.wait_for_layers(0, 1)
-    resources, spec, device_image = context.resources, instance.spec, instance.device_image
-    if spec is None or device_image is None:
-        raise NoSuchInstance(f"instance {instance.id} is not a model, or is ending")
+    resources, (spec, _, image) = context.resources, model_of(instance)
     layers = spec.manifest.num_layers
     one = replace(spec, layers=(0, 1))
     minimum, wanted = await run_in_thread(resources.engines.kv_bytes, one, instance.request.max_concurrency)
     minimum, wanted = (-(-nbytes // _ALIGNMENT) * _ALIGNMENT * layers for nbytes in (minimum, wanted))
-    free = resources.arena.largest_free_bytes
-    kv = resources.device_cache.reserve_region(
-        kv_cache_bytes(min_bytes=minimum, wanted_bytes=wanted if queues else minimum, largest_free_bytes=free)
-    )
-    factory = LayerStageFactory(instance, spec, device_image.region, kv, context)
-    try:
-        yield factory
-    finally:
-        factory.close()
-        resources.device_cache.free_region(kv)
+    with resources.device_cache.kv_region(minimum, wanted if queues else minimum) as kv:
+        with closing(LayerStageFactory(instance, spec, image, kv, context)) as factory:
+            yield factory

@@ -1,7 +1,6 @@
 """Single-layer stages that run prompt chunks, and the prompts that wait for a node's loaded layers."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,9 +50,9 @@ class LayerChain:
     Used by one thread; samples nothing. Steps are charged to the prompts' `calls`.
     """
 
-    def __init__(self, calls: StepCalls, stages: Sequence[Stage] = ()) -> None:
+    def __init__(self, calls: StepCalls) -> None:
         self._calls = calls
-        self._stages = list(stages)
+        self._stages: list[Stage] = []
         self._open: dict[str, set[int]] = {}  # by prompt, the layers that have K and V of it
 
     def __repr__(self) -> str:

@@ -24,6 +24,13 @@ async def run_all(*works: Coroutine[Any, Any, None]) -> None:
         raise PartCancelled("a part of the work was cancelled")
 
 
+async def cancel_and_discard(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, wait until they have ended, and discard their results and exceptions."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and wait until they have ended; their results and exceptions are left to the caller."""
     for task in tasks:

@@ -35,9 +35,6 @@ class MemoryMachine:
         self.opens = 0  # how often anything was opened
         self.processes = itertools.count(1)
 
-    def __repr__(self) -> str:
-        return f"MemoryMachine({len(self.allocations)} allocations, {self.opens} opens)"
-
 
 class MemoryIpcDriver:
     """An IpcDriver, of one "process" of its machine."""
@@ -46,9 +43,6 @@ class MemoryIpcDriver:
         self._machine = machine
         self._number = next(machine.processes)
         self._opened: dict[int, tuple[bytes, mmap.mmap]] = {}  # by where it is here
-
-    def __repr__(self) -> str:
-        return f"MemoryIpcDriver({self._number}, {len(self._opened)} open)"
 
     @property
     def opened(self) -> int:

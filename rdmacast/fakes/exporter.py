@@ -15,9 +15,6 @@ class MemoryExporter:
         self.refuses = refuses
         self.sessions: list[MemoryExporterSession] = []
 
-    def __repr__(self) -> str:
-        return f"MemoryExporter({self.name}, {len(self.sessions)} sessions)"
-
     def session(self) -> "MemoryExporterSession":
         """Open a session and record it."""
         session = MemoryExporterSession(self)
@@ -32,9 +29,6 @@ class MemoryExporterSession:
         self._exporter = exporter
         self.held: list[bytes] = []
         self.closed = False
-
-    def __repr__(self) -> str:
-        return f"MemoryExporterSession({len(self.held)} held, {'closed' if self.closed else 'open'})"
 
     @contextmanager
     def connect(self, payload: bytes) -> Iterator[bytes]:

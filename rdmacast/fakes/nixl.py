@@ -16,9 +16,6 @@ class MemoryNixl:
         self.held = False
         self.cut = False
 
-    def __repr__(self) -> str:
-        return f"MemoryNixl({len(self.agents)} agents)"
-
     def agent(self) -> "MemoryAgent":
         made = MemoryAgent(self, f"agent-{next(self.numbers)}")
         self.agents[made.name] = made
@@ -34,9 +31,6 @@ class MemoryAgent:
         self.memory: set[tuple[int, int]] = set()
         self.known: dict[str, set[tuple[int, int]]] = {}  # by peer: its memory in loaded metadata
         self.answered = 0
-
-    def __repr__(self) -> str:
-        return f"MemoryAgent({self.name}, {len(self.memory)} registrations)"
 
     def register(self, address: int, nbytes: int) -> bytes:
         self._check_open()
@@ -84,9 +78,6 @@ class MemoryTransfer:
         self._peer = agent.network.agents.get(peer)
         self._copy = copy
         self._began = self._peer.answered if self._peer is not None else 0
-
-    def __repr__(self) -> str:
-        return f"MemoryTransfer({self._copy[2]} bytes)"
 
     def has_ended(self) -> bool:
         target, source, nbytes = self._copy

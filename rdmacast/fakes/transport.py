@@ -44,9 +44,6 @@ class MemoryNetwork:
         self._detectors: defaultdict[str, StragglerDetectors] = defaultdict(StragglerDetectors)
         self.stalled = asyncio.Event()  # set when some read first stalls
 
-    def __repr__(self) -> str:
-        return f"MemoryNetwork({', '.join(self._regions)})"
-
     def add(
         self, peer: PeerAddress, regions: Mapping[str, RegionSource], faults: Faults | None = None
     ) -> PeerAddress:
@@ -117,9 +114,6 @@ class MemoryLink:
         self._closed = False
         self._received_bytes = 0
 
-    def __repr__(self) -> str:
-        return f"MemoryLink({self._url}, {'closed' if self._closed else 'open'})"
-
     @property
     def transport(self) -> str:
         return self._name
@@ -172,9 +166,6 @@ class MemoryTransport:
         self._network = network
         self._name = name
 
-    def __repr__(self) -> str:
-        return f"MemoryTransport({self._name})"
-
     @property
     def name(self) -> str:
         return self._name
@@ -210,9 +201,6 @@ class MemoryWatch:
         self._scheduled: asyncio.Handle | None = None
         self._end: asyncio.Future[CastError] = self._loop.create_future()
 
-    def __repr__(self) -> str:
-        return f"MemoryWatch({'wait_ended' if self._end.done() else 'open'})"
-
     def request_have(self, number: int) -> None:
         self._requested = number
         self.on_change()
@@ -247,9 +235,6 @@ class MemoryWatcher:
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
-
-    def __repr__(self) -> str:
-        return "MemoryWatcher()"
 
     @asynccontextmanager
     async def watch(

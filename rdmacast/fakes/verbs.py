@@ -20,9 +20,6 @@ class MemoryFabric:
         self.unreachable: set[int] = set()
         self.held = False  # nothing that was posted ends
 
-    def __repr__(self) -> str:
-        return f"MemoryFabric({len(self.pairs)} queue pairs, {len(self.memory)} registrations)"
-
     def cut(self) -> None:
         """Make all current queue pairs unreachable."""
         self.unreachable |= set(self.pairs)
@@ -41,9 +38,6 @@ class MemoryDevice:
         self._with_gpu = with_gpu
         self._limit_bytes = limit_bytes
         self.closed = False
-
-    def __repr__(self) -> str:
-        return f"MemoryDevice({self.fabric!r})"
 
     @property
     def depth(self) -> int:
@@ -83,9 +77,6 @@ class MemoryRegistration:
         self.iova = address % 4096
         self.lkey = self.rkey = next(fabric.keys)
         fabric.memory[self.rkey] = self
-
-    def __repr__(self) -> str:
-        return f"MemoryRegistration({self.rkey}, {self.nbytes} bytes)"
 
     def at(self, iova: int, nbytes: int) -> int | None:
         """Return the processor's address of a device range; None outside the registration."""

@@ -204,10 +204,8 @@ async def dial(
         else:
             done.set_exception(error)
 
-    def on_begin(_: _Handshaking) -> None:
-        pass
-
-    handshaking = _Handshaking(ClientHandshake(secret, service), make_next, timeout_s, on_begin, on_end)
+    client = ClientHandshake(secret, service)
+    handshaking = _Handshaking(client, make_next, timeout_s, lambda _: None, on_end)
     transport = await _connect(url, handshaking, timeout_s, tls)
     try:
         await done

@@ -12,8 +12,8 @@ it does not protect the bytes that follow: on a hostile network use TLS beneath.
 import hmac
 import secrets
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
 
@@ -44,61 +44,49 @@ class Service:
         return self.name.encode().ljust(MAX_SERVICE_BYTES, b"\0")
 
 
-class Handshake(Protocol):
+class Handshake(ABC):
     """One end of the handshake.
 
     Send `opening`, then pass each message of exactly `needed` bytes to `receive` and send what it returns,
     until `needed` is 0.
     """
 
-    @property
-    def needed(self) -> int: ...
+    opening: bytes
 
-    @property
-    def opening(self) -> bytes: ...
+    def __init__(self, secret: bytes, service: Service, needed: int) -> None:
+        if not secret:
+            raise ValueError("the cluster's secret is empty")
+        self.needed = needed
+        self._secret = bytes(secret)
+        self._service = service
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._service.name}, {'waits' if self.needed else 'done'})"
+
+    @abstractmethod
     def receive(self, message: bytes) -> bytes:
         """Read a message of `needed` bytes; returns the reply. Raises PeerAuthError or ProtocolError.
 
         After an exception the connection must be closed.
         """
-        ...
 
+    @abstractmethod
     def on_peer_closed(self) -> CastError:
         """Return the error for a peer that closes the connection now."""
-        ...
+
+    def _prove(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+        name, version = self._service.padded_name, bytes([self._service.version])
+        covered = b"\0".join((b"hypercast handshake", role, name, version))
+        return hmac.digest(self._secret, covered + client_nonce + server_nonce, "sha256")
 
 
-def _prove(secret: bytes, role: bytes, service: Service, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    covered = b"\0".join((b"hypercast handshake", role, service.padded_name, bytes([service.version])))
-    return hmac.digest(secret, covered + client_nonce + server_nonce, "sha256")
-
-
-def _checked_secret(secret: bytes) -> bytes:
-    if not secret:
-        raise ValueError("the cluster's secret is empty")
-    return bytes(secret)
-
-
-class ClientHandshake:
+class ClientHandshake(Handshake):
     """The end that dialled."""
 
     def __init__(self, secret: bytes, service: Service) -> None:
-        self._secret = _checked_secret(secret)
-        self._service = service
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._needed = _CHALLENGE.size
-
-    def __repr__(self) -> str:
-        return f"ClientHandshake({self._service.name}, {'waits' if self._needed else 'done'})"
-
-    @property
-    def needed(self) -> int:
-        return self._needed
-
-    @property
-    def opening(self) -> bytes:
-        return _HELLO.pack(MAGIC, self._service.version, self._service.padded_name, self._nonce)
+        super().__init__(secret, service, _CHALLENGE.size)
+        self.opening = _HELLO.pack(MAGIC, service.version, service.padded_name, self._nonce)
 
     def receive(self, message: bytes) -> bytes:
         magic, version, server_nonce, proof = _CHALLENGE.unpack(message)
@@ -108,37 +96,25 @@ class ClientHandshake:
             raise ProtocolError(
                 f"the peer speaks version {version} of {self._service.name}, we speak {self._service.version}"
             )
-        expected = _prove(self._secret, b"server", self._service, self._nonce, server_nonce)
+        expected = self._prove(b"server", self._nonce, server_nonce)
         if not hmac.compare_digest(proof, expected):
             raise PeerAuthError("the peer does not have the cluster's secret")
-        self._needed = 0
-        return _prove(self._secret, b"client", self._service, self._nonce, server_nonce)
+        self.needed = 0
+        return self._prove(b"client", self._nonce, server_nonce)
 
     def on_peer_closed(self) -> CastError:
         return LinkClosed("the peer closed the connection during the handshake")
 
 
-class ServerHandshake:
+class ServerHandshake(Handshake):
     """The end that was dialled."""
 
+    opening = b""
+
     def __init__(self, secret: bytes, service: Service) -> None:
-        self._secret = _checked_secret(secret)
-        self._service = service
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        super().__init__(secret, service, _HELLO.size)
         self._client_nonce = b""
         self._client_version = service.version
-        self._needed = _HELLO.size
-
-    def __repr__(self) -> str:
-        return f"ServerHandshake({self._service.name}, {'waits' if self._needed else 'done'})"
-
-    @property
-    def needed(self) -> int:
-        return self._needed
-
-    @property
-    def opening(self) -> bytes:
-        return b""
 
     def receive(self, message: bytes) -> bytes:
         return self._verify(message) if self._client_nonce else self._challenge(message)
@@ -151,15 +127,15 @@ class ServerHandshake:
             raise ProtocolError(f"the peer requested another service than {self._service.name}")
         # A client of another version gets our challenge too: it reads our version there and reports it.
         self._client_nonce, self._client_version = client_nonce, version
-        self._needed = PROOF_BYTES
-        proof = _prove(self._secret, b"server", self._service, client_nonce, self._nonce)
+        self.needed = PROOF_BYTES
+        proof = self._prove(b"server", client_nonce, self._nonce)
         return _CHALLENGE.pack(MAGIC, self._service.version, self._nonce, proof)
 
     def _verify(self, proof: bytes) -> bytes:
-        expected = _prove(self._secret, b"client", self._service, self._client_nonce, self._nonce)
+        expected = self._prove(b"client", self._client_nonce, self._nonce)
         if not hmac.compare_digest(proof, expected):
             raise PeerAuthError("the peer does not have the cluster's secret")
-        self._needed = 0
+        self.needed = 0
         return b""
 
     def on_peer_closed(self) -> CastError:

@@ -22,7 +22,7 @@ class GrowingRegion:
     """A RegionSource and BitfieldSource over `buffer`. All methods belong to the event loop's thread.
 
     Marked bytes never change. With `shm_path`, `buffer` is that file's mapping: the file has the region's
-    size, is never shortened and never used for anything else; it may be renamed (`move`) and removed.
+    size, is never shortened and never used for anything else; it may be removed.
     """
 
     def __init__(
@@ -57,10 +57,6 @@ class GrowingRegion:
     @property
     def is_complete(self) -> bool:
         return self._failure is None and self._have.covers(0, self._nbytes)
-
-    def move(self, shm_path: str) -> None:
-        """Record that the file was renamed."""
-        self._shm_path = shm_path
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         return self._view[offset : offset + nbytes]

@@ -66,10 +66,6 @@ class Simulation:
         complete_s = self.complete_s
         return float(complete_s.min()) if len(complete_s) else 0.0
 
-    @property
-    def skew_s(self) -> float:
-        return self.seconds - self.first_full_s
-
 
 def port_seconds(links: LinkModel, nodes: int, block_bytes: float) -> Seconds:
     """Return how long each node's port is busy with a block, jitter aside, in seconds."""

@@ -107,12 +107,12 @@ def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None =
     return _long_enough(_read_or_create(path, secrets.token_hex(32)), str(path))
 
 
-async def load_or_create_admin_key(path: Path, state: KeyState, *, clock: Clock | None = None) -> str:
+async def load_or_create_admin_key(path: Path, state: KeyState) -> str:
     """Return the admin key of the file, created at the first start, and ensure that `state` has its record.
 
     A file that outlives its state (a new Redis) restores its key's record; a key revoked since stays revoked.
     """
-    fresh = new_api_key(ADMIN_TENANT, KeyRole.ADMIN, "admin", clock=clock)
+    fresh = new_api_key(ADMIN_TENANT, KeyRole.ADMIN, "admin")
     plaintext = _read_or_create(path, fresh.plaintext)
     try:
         presented = parse_key(plaintext)

@@ -74,6 +74,11 @@ def _grouped(prefix: str, *modules: str, bias: bool = True) -> tuple[str, ...]:
     return tuple(f"{prefix}{module}.{kind}" for kind in kinds for module in modules)
 
 
+def _layers(stack: str, layers: int, names: Iterable[str], tower: str = "") -> list[LayerTensors]:
+    """Return the steps of a stack of equal layers."""
+    return [layer(i, (f"{stack}.{i}.{name}" for name in names), tower) for i in range(layers)]
+
+
 # --- decoders -------------------------------------------------------------------------------------
 
 
@@ -132,10 +137,7 @@ def phi3_parts(config: Config, prefix: str) -> list[LayerTensors]:
 def _decoder(config: Config, prefix: str, names: tuple[str, ...]) -> list[LayerTensors]:
     return [
         embed(f"{prefix}embed_tokens.weight"),
-        *(
-            layer(i, (f"{prefix}layers.{i}.{name}" for name in names))
-            for i in range(count(config, "num_hidden_layers", 32))
-        ),
+        *_layers(f"{prefix}layers", count(config, "num_hidden_layers", 32), names),
         head(f"{prefix}norm.weight", "lm_head.weight"),
     ]
 
@@ -144,7 +146,7 @@ def gpt2_parts(config: Config, prefix: str) -> list[LayerTensors]:
     names = _affine("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
     return [
         embed(f"{prefix}wte.weight", f"{prefix}wpe.weight"),
-        *(layer(i, (f"{prefix}h.{i}.{name}" for name in names)) for i in range(count(config, "n_layer", 12))),
+        *_layers(f"{prefix}h", count(config, "n_layer", 12), names),
         head(*_affine(f"{prefix}ln_f"), "lm_head.weight"),
     ]
 
@@ -159,11 +161,9 @@ def bert_parts(config: Config, prefix: str) -> list[LayerTensors]:
         *_affine("attention.output.dense", "attention.output.LayerNorm"),
         *_affine("intermediate.dense", "output.dense", "output.LayerNorm"),
     )
-    embeddings = (
-        *(f"{prefix}embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")),
-        *_affine(f"{prefix}embeddings.LayerNorm"),
-    )
-    return _encoder(config, prefix, embeddings, names, "encoder.layer", "num_hidden_layers", 12)
+    embeddings = _embeddings(prefix, "word", "position", "token_type")
+    layers = _layers(f"{prefix}encoder.layer", count(config, "num_hidden_layers", 12), names)
+    return _encoder(prefix, embeddings, layers)
 
 
 def mpnet_parts(config: Config, prefix: str) -> list[LayerTensors]:
@@ -173,12 +173,9 @@ def mpnet_parts(config: Config, prefix: str) -> list[LayerTensors]:
         *_affine("attention.attn.o", "attention.LayerNorm"),
         *_affine("intermediate.dense", "output.dense", "output.LayerNorm"),
     )
-    embeddings = (
-        *(f"{prefix}embeddings.{kind}_embeddings.weight" for kind in ("word", "position")),
-        *_affine(f"{prefix}embeddings.LayerNorm"),
-        f"{prefix}encoder.relative_attention_bias.weight",
-    )
-    return _encoder(config, prefix, embeddings, names, "encoder.layer", "num_hidden_layers", 12)
+    bias = f"{prefix}encoder.relative_attention_bias.weight"
+    layers = _layers(f"{prefix}encoder.layer", count(config, "num_hidden_layers", 12), names)
+    return _encoder(prefix, (*_embeddings(prefix, "word", "position"), bias), layers)
 
 
 def distilbert_parts(config: Config, prefix: str) -> list[LayerTensors]:
@@ -186,30 +183,18 @@ def distilbert_parts(config: Config, prefix: str) -> list[LayerTensors]:
         *_grouped("attention.", "q_lin", "k_lin", "v_lin"),
         *_affine("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
     )
-    embeddings = (
-        *(f"{prefix}embeddings.{kind}_embeddings.weight" for kind in ("word", "position")),
-        *_affine(f"{prefix}embeddings.LayerNorm"),
-    )
-    return _encoder(config, prefix, embeddings, names, "transformer.layer", "n_layers", 6)
+    layers = _layers(f"{prefix}transformer.layer", count(config, "n_layers", 6), names)
+    return _encoder(prefix, _embeddings(prefix, "word", "position"), layers)
 
 
-def _encoder(
-    config: Config,
-    prefix: str,
-    embeddings: tuple[str, ...],
-    names: tuple[str, ...],
-    stack: str,
-    layers_key: str,
-    default: int,
-) -> list[LayerTensors]:
-    return [
-        embed(*embeddings),
-        *(
-            layer(i, (f"{prefix}{stack}.{i}.{name}" for name in names))
-            for i in range(count(config, layers_key, default))
-        ),
-        head(f"{prefix}pooler.dense.weight?", f"{prefix}pooler.dense.bias?"),
-    ]
+def _embeddings(prefix: str, *kinds: str) -> tuple[str, ...]:
+    tables = (f"{prefix}embeddings.{kind}_embeddings.weight" for kind in kinds)
+    return (*tables, *_affine(f"{prefix}embeddings.LayerNorm"))
+
+
+def _encoder(prefix: str, embeddings: Iterable[str], layers: list[LayerTensors]) -> list[LayerTensors]:
+    pooler = head(f"{prefix}pooler.dense.weight?", f"{prefix}pooler.dense.bias?")
+    return [embed(*embeddings), *layers, pooler]
 
 
 # --- vision ---------------------------------------------------------------------------------------
@@ -228,10 +213,7 @@ def vit_parts(config: Config, prefix: str) -> list[LayerTensors]:
             f"{prefix}embeddings.position_embeddings",
             *_affine(f"{prefix}embeddings.patch_embeddings.projection"),
         ),
-        *(
-            layer(i, (f"{prefix}encoder.layer.{i}.{name}" for name in names))
-            for i in range(count(config, "num_hidden_layers", 12))
-        ),
+        *_layers(f"{prefix}encoder.layer", count(config, "num_hidden_layers", 12), names),
         head(*_affine(f"{prefix}layernorm", "classifier")),
     ]
 
@@ -276,9 +258,8 @@ def clip_parts(config: Config, prefix: str) -> list[LayerTensors]:
     )
 
     def layers(tower: str) -> list[LayerTensors]:
-        base = f"{prefix}{tower}_model.encoder.layers"
         layer_count = count(section(config, f"{tower}_config"), "num_hidden_layers", 12)
-        return [layer(i, (f"{base}.{i}.{name}" for name in names), tower) for i in range(layer_count)]
+        return _layers(f"{prefix}{tower}_model.encoder.layers", layer_count, names, tower)
 
     text, vision = f"{prefix}text_model", f"{prefix}vision_model"
     return [

@@ -42,15 +42,12 @@ class BlobReader(Protocol):
         ...
 
 
-class BlobStore(Protocol):
-    """A superset of the Blobs protocol of gateway/core/contract.py.
+class Blobs(Protocol):
+    """The part of a store that a gateway uses.
 
     Every digest is checked to be 64 hex digits (InvalidRecord otherwise). A failure of the backend is a
     StoreError.
     """
-
-    @property
-    def url(self) -> str: ...
 
     async def size(self, digest: str) -> int | None:
         """Return the bytes of a complete blob, None if the store lacks it."""
@@ -104,6 +101,13 @@ class BlobStore(Protocol):
         """Remove an unfinished upload, unless it is being written; return whether it was removed."""
         ...
 
+
+class BlobStore(Blobs, Protocol):
+    """The whole store."""
+
+    @property
+    def url(self) -> str: ...
+
     async def claim(self, cluster: str) -> str:
         """Mark the store as the cluster's unless it is marked already; return the marked id."""
         ...
@@ -137,4 +141,4 @@ def open_store(url: str) -> BlobStore:
     return FsspecStore(url)
 
 
-__all__ = ["BlobReader", "BlobStore", "FsspecStore", "LocalStore", "StoreError", "open_store"]
+__all__ = ["BlobReader", "BlobStore", "Blobs", "FsspecStore", "LocalStore", "StoreError", "open_store"]

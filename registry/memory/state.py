@@ -126,23 +126,18 @@ class MemoryState(MemoryLedger, State):
         self._casts = MemoryCasts(self._clock)
         self._lives: dict[tuple[str, int], tuple[LiveChanged, float]] = {}
 
-    def __repr__(self) -> str:
-        return f"<MemoryState at {self._feed.cursor}>"
-
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
         self._config = self._config or default
         if self._config is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
         return self._config
 
-    async def create_version(
-        self, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool = True
-    ) -> FunctionVersion:
+    async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
         name = draft.function
         head = self._heads.get(name)
         current = self._versions[name, head.current] if head else None
         known = KnownFunction(head=head, current=current, last=self._last_versions.get(name, 0))
-        planned = plan_version(known, draft, scaling, make_current=make_current)
+        planned = plan_version(known, draft, scaling)
         if planned.is_new:
             self._versions[name, planned.result.version] = planned.result
             self._last_versions[name] = planned.result.version

@@ -89,13 +89,7 @@ class LinkStage(Message, frozen=True, kw_only=True):
 
 
 class PipelineOpened(Message, frozen=True, kw_only=True):
-    """All stages are open: the pipeline takes calls (Generate.pipeline is `pipeline_name`).
-
-    A call has at most `context_length` tokens, all calls together at most `cached_tokens`.
-    """
-
-    context_length: int
-    cached_tokens: int
+    """All stages are open: the pipeline takes calls (Generate.pipeline is `pipeline_name`)."""
 
 
 class StageOpened(Message, frozen=True, kw_only=True):

@@ -82,7 +82,6 @@ class StartInstance(Message, frozen=True, kw_only=True):
     function: str
     version: int
     task: str
-    architecture: str
     dtype: str
     context_length: int
     max_concurrency: int

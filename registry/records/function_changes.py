@@ -24,18 +24,15 @@ class KnownFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVersion:
-    """A planned head, its current version, and the version returned to the caller (new if `is_new`)."""
+    """A planned head and its current version (new if `is_new`)."""
 
     head: Function
-    current: FunctionVersion
     result: FunctionVersion
     is_new: bool
 
 
-def plan_version(
-    known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool
-) -> PlannedVersion:
-    """Assign `draft` the next number, unless it equals the current version but for number, time and key."""
+def plan_version(known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None) -> PlannedVersion:
+    """Make `draft` current as the next number, unless it equals the current but for number, time and key."""
     check_name(draft.function)
     head, current = known.head, known.current
     if head is None or current is None:
@@ -47,18 +44,16 @@ def plan_version(
             scaling=scaling or Scaling(),
             created_at=draft.created_at,
         )
-        return PlannedVersion(head=head, current=first, result=first, is_new=True)
+        return PlannedVersion(head=head, result=first, is_new=True)
     head = replace(head, scaling=scaling or head.scaling)
     same = replace(
         draft, version=current.version, created_at=current.created_at, deployed_by=current.deployed_by
     )
     if same == current:
-        return PlannedVersion(head=head, current=current, result=current, is_new=False)
+        return PlannedVersion(head=head, result=current, is_new=False)
     new = replace(draft, version=known.last + 1)
-    head = replace(head, versions=(*head.versions, new.version))
-    if make_current:
-        head, current = replace(head, current=new.version), new
-    return PlannedVersion(head=head, current=current, result=new, is_new=True)
+    head = replace(head, versions=(*head.versions, new.version), current=new.version)
+    return PlannedVersion(head=head, result=new, is_new=True)
 
 
 def plan_current(head: Function, number: int) -> Function:

@@ -44,16 +44,10 @@ _LOG_LINES = 10
 class EmbeddedRedis:
     """The Redis of one data directory. Raises StateUnavailable if there is no usable redis-server."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        *,
-        appendfsync: Durability = "everysec",
-        executable: Path | None = None,
-    ) -> None:
+    def __init__(self, data_dir: Path, *, appendfsync: Durability = "everysec") -> None:
         self._data_dir = data_dir.absolute()
         self.appendfsync: Durability = appendfsync
-        self._executable = executable or find_redis_server()
+        self._executable = find_redis_server()
         self.socket_path = _socket_path(self._data_dir)
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.log_path = self._data_dir / "logs" / "redis.log"

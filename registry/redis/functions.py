@@ -45,16 +45,14 @@ return 1
 class RedisFunctions(RedisStore):
     """Functions and their versions."""
 
-    async def create_version(
-        self, draft: FunctionVersion, scaling: Scaling | None, *, make_current: bool = True
-    ) -> FunctionVersion:
+    async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
         name = draft.function
         while True:
             raw, known = await self._known(name)
-            planned = plan_version(known, draft, scaling, make_current=make_current)
+            planned = plan_version(known, draft, scaling)
             if planned.head == known.head:
                 return planned.result
-            change = FunctionChanged(function=planned.head, version=planned.current)
+            change = FunctionChanged(function=planned.head, version=planned.result)
             new = {planned.result.version: encode(planned.result)} if planned.is_new else {}
             if await self._swap(name, raw, known.last, planned.head, change, new):
                 return planned.result

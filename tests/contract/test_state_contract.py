@@ -10,7 +10,6 @@ from registry.errors import InvalidRecord, NotFound
 from registry.records.api_key import KeyRole
 from registry.records.change import (
     Change,
-    FunctionChanged,
     FunctionDeleted,
     InstanceChanged,
     NodeUp,
@@ -75,19 +74,6 @@ def test_an_equal_draft_makes_no_version_but_takes_its_scaling(on_state):
         await state.create_version(draft("second"), None)
         changes = await after(state, cursor, 2)
         assert [change.function.name for change in changes] == ["tiny", "second"]  # type: ignore[union-attr]
-
-    on_state(scenario)
-
-
-def test_a_version_can_be_stored_without_becoming_current(on_state):
-    async def scenario(state: State) -> None:
-        one = await state.create_version(draft(), None)
-        cursor = (await state.snapshot()).cursor
-        await state.create_version(draft(image="d" * 64), None, make_current=False)
-        assert await state.version("tiny") == one
-        (change,) = await after(state, cursor, 1)
-        assert isinstance(change, FunctionChanged)
-        assert (change.version, change.function.versions) == (one, (1, 2))
 
     on_state(scenario)
 

@@ -143,44 +143,38 @@ class _ClipTextTower:
         return features
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _ImageTower:
     """Vision transformers: no mask; the class token carries the result."""
 
-    def __init__(
-        self,
-        embed: Callable[[torch.Tensor], torch.Tensor],
-        layers: Sequence[nn.Module],
-        head: Callable[[torch.Tensor], torch.Tensor],
-        weight: Callable[[], torch.Tensor],
-    ) -> None:
-        self._embed = embed
-        self._layers = layers
-        self._head = head
-        self._weight = weight
+    stem: Callable[[torch.Tensor], torch.Tensor]
+    layers: Sequence[nn.Module]
+    top: Callable[[torch.Tensor], torch.Tensor]
+    weight: Callable[[], torch.Tensor]
 
     @property
     def depth(self) -> int:
-        return len(self._layers)
+        return len(self.layers)
 
     def embed(self, inputs: EncoderInputs) -> Carry:
         assert inputs.pixels is not None
-        return Carry(hidden=self._embed(inputs.pixels.to(self._weight().dtype)))
+        return Carry(hidden=self.stem(inputs.pixels.to(self.weight().dtype)))
 
     def attention_mask(self, inputs: EncoderInputs, carry: Carry) -> torch.Tensor | None:
         return None
 
     def layer(self, index: int, carry: Carry, mask: torch.Tensor | None) -> Carry:
-        return Carry(hidden=self._layers[index](carry.hidden, mask))
+        return Carry(hidden=self.layers[index](carry.hidden, mask))
 
     def head(self, inputs: EncoderInputs, carry: Carry) -> torch.Tensor:
-        return self._head(carry.hidden)
+        return self.top(carry.hidden)
 
 
 class _ResNetTower(_ImageTower):
     """ResNet: its layers are the blocks of all stages, in order."""
 
     def layer(self, index: int, carry: Carry, mask: torch.Tensor | None) -> Carry:
-        return Carry(hidden=self._layers[index](carry.hidden))
+        return Carry(hidden=self.layers[index](carry.hidden))
 
 
 def _bert_towers(model: Any) -> dict[str, Tower]:
@@ -232,7 +226,7 @@ def _clip_towers(model: Any) -> dict[str, Tower]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EncoderFamily:
     """The construction and execution of one architecture.
 
@@ -255,51 +249,24 @@ _EMBED = {"embed": ""}
 _CLASSIFY = {"classify": ""}
 
 ENCODERS: Mapping[str, EncoderFamily] = {
-    "BertModel": EncoderFamily(
-        config=BertConfig,
-        build=_without_pooler(BertModel),
-        towers=_bert_towers,
-        kinds=_EMBED,
-        prefix="bert.",
-    ),
+    "BertModel": EncoderFamily(BertConfig, _without_pooler(BertModel), _bert_towers, _EMBED, prefix="bert."),
     "RobertaModel": EncoderFamily(
-        config=RobertaConfig,
-        build=_without_pooler(RobertaModel),
-        towers=_bert_towers,
-        kinds=_EMBED,
-        prefix="roberta.",
+        RobertaConfig, _without_pooler(RobertaModel), _bert_towers, _EMBED, prefix="roberta."
     ),
     "XLMRobertaModel": EncoderFamily(
-        config=XLMRobertaConfig,
-        build=_without_pooler(XLMRobertaModel),
-        towers=_bert_towers,
-        kinds=_EMBED,
-        prefix="roberta.",
+        XLMRobertaConfig, _without_pooler(XLMRobertaModel), _bert_towers, _EMBED, prefix="roberta."
     ),
     "MPNetModel": EncoderFamily(
-        config=MPNetConfig,
-        build=_without_pooler(MPNetModel),
-        towers=_mpnet_towers,
-        kinds=_EMBED,
-        prefix="mpnet.",
+        MPNetConfig, _without_pooler(MPNetModel), _mpnet_towers, _EMBED, prefix="mpnet."
     ),
     "DistilBertModel": EncoderFamily(
-        config=DistilBertConfig,
-        build=DistilBertModel,
-        towers=_distilbert_towers,
-        kinds=_EMBED,
-        prefix="distilbert.",
+        DistilBertConfig, DistilBertModel, _distilbert_towers, _EMBED, prefix="distilbert."
     ),
-    "ViTForImageClassification": EncoderFamily(
-        config=ViTConfig, build=ViTForImageClassification, towers=_vit_towers, kinds=_CLASSIFY
-    ),
+    "ViTForImageClassification": EncoderFamily(ViTConfig, ViTForImageClassification, _vit_towers, _CLASSIFY),
     "ResNetForImageClassification": EncoderFamily(
-        config=ResNetConfig, build=ResNetForImageClassification, towers=_resnet_towers, kinds=_CLASSIFY
+        ResNetConfig, ResNetForImageClassification, _resnet_towers, _CLASSIFY
     ),
     "CLIPModel": EncoderFamily(
-        config=CLIPConfig,
-        build=CLIPModel,
-        towers=_clip_towers,
-        kinds={"text_features": "text", "image_features": "vision"},
+        CLIPConfig, CLIPModel, _clip_towers, {"text_features": "text", "image_features": "vision"}
     ),
 }

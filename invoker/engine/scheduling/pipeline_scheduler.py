@@ -1,7 +1,7 @@
 """The scheduler of a pipeline's steps: pure; the caller carries steps and tokens between the stages."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -130,7 +130,7 @@ class PipelineScheduler:
         return self._step(plan)
 
     def complete_step(self, output: StageOutput) -> list[TokenOutput]:
-        """Apply the head's output of a step; return the outputs, none if the step was abandoned."""
+        """Apply the head's output of a step; return the outputs, none if it is not in flight."""
         step = self._land(output.step.number)
         if step is None:
             return []
@@ -156,21 +156,6 @@ class PipelineScheduler:
                 self.cancel(request_id)
                 ended.append(failed_output(request_id, error, chunk.count))
         return ended
-
-    def drain(self) -> list[NewSequence]:
-        """End the pipeline; return all sequences, with their tokens, as they continue elsewhere.
-
-        They are in order of arrival. A token in flight is lost here, and sampled again there, the same.
-        """
-        left = []
-        for request_id in list(self._table):
-            live = self._table[request_id]
-            generated = tuple(live.tokens[len(live.request.prompt_ids) :])
-            left.append(replace(live.request, generated_ids=generated))
-            self.cancel(request_id)
-        for number in list(self._in_flight):
-            self._land(number)
-        return left
 
     def check_integrity(self) -> None:
         """Assert that pages, queues and names are consistent."""
@@ -235,7 +220,7 @@ class PipelineScheduler:
         return output
 
     def _land(self, number: int) -> StageStep | None:
-        """Take a step out of flight, completing steps in order; return None if it was abandoned."""
+        """Take a step out of flight, completing steps in order; return None if it is not in flight."""
         step = self._in_flight.get(number)
         if step is None:
             return None

@@ -7,7 +7,6 @@ peer's allocation is open only during the read.
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 
 from rdmacast.aio.threads import run_in_thread
@@ -59,13 +58,10 @@ class CudaIpcLink(ControlledLink):
 
     transport = "cuda_ipc"
 
-    def __init__(
-        self, link: ClientLink, driver: IpcDriver, opened: OpenedAllocations, executor: Executor | None
-    ) -> None:
+    def __init__(self, link: ClientLink, driver: IpcDriver, opened: OpenedAllocations) -> None:
         super().__init__(link)
         self._driver = driver
         self._opened = opened
-        self._executor = executor
 
     def __repr__(self) -> str:
         return f"CudaIpcLink({self._opened!r}, {self._link!r})"
@@ -84,7 +80,7 @@ class CudaIpcLink(ControlledLink):
             if memory.offset + len(into) > memory.allocation_bytes:
                 raise ProtocolError("a range of GPU memory ends outside its allocation")
             try:
-                await run_in_thread(self._copy, memory, into, executor=self._executor)
+                await run_in_thread(self._copy, memory, into)
             except DeviceError as error:
                 raise NotShared(f"the peer's GPU memory cannot be read here: {error}") from error
         self._received_bytes += len(into)
@@ -105,12 +101,10 @@ class CudaIpcTransport(ControlledTransport):
         driver: IpcDriver,
         *,
         tls: ssl.SSLContext | None = None,
-        executor: Executor | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
         super().__init__(secret, tls, settings)
         self._driver = driver
-        self._executor = executor
         self._opened = OpenedAllocations(driver)
 
     def __repr__(self) -> str:
@@ -119,4 +113,4 @@ class CudaIpcTransport(ControlledTransport):
     @asynccontextmanager
     async def connect(self, peer: PeerAddress) -> AsyncIterator[Link]:
         async with self._control_on_host(peer) as link:
-            yield CudaIpcLink(link, self._driver, self._opened, self._executor)
+            yield CudaIpcLink(link, self._driver, self._opened)

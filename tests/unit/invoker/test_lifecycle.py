@@ -1,7 +1,7 @@
 import pytest
 
 from invoker.instances.lifecycle import accepted
-from invoker.loading.start_plan import Residence, choose_start
+from invoker.loading.sources import choose_peers
 from registry.errors import InvalidRecord
 from registry.messages.node import ImageHolder
 from registry.records.instance import InstanceState, StartKind
@@ -54,21 +54,11 @@ def holder(node: str, host: str, tier: str = "host") -> ImageHolder:
 PEERS = (holder("n0", "h0", "gpu"), holder("n1", "h0"), holder("n2", "h2"), holder("n3", "h0", "gpu"))
 
 
-@pytest.mark.parametrize(
-    ("residence", "reads_store", "kind", "sources"),
-    [
-        (Residence.ARENA, True, StartKind.HOT, ("arena",)),
-        (Residence.HOST, True, StartKind.WARM, ("host",)),
-        (Residence.LOADING, True, StartKind.COLD, ("host", "node:n3", "node:n2", "store")),
-        (Residence.NOWHERE, True, StartKind.COLD, ("node:n3", "node:n2", "store")),
-        (Residence.NOWHERE, False, StartKind.COLD, ("node:n3", "node:n2")),
-    ],
-)
-def test_the_nearest_source_comes_first(residence, reads_store, kind, sources) -> None:
-    plan = choose_start(residence, PEERS, node="n0", host="h0", reads_store=reads_store)
-    assert (plan.kind, plan.sources) == (kind, sources)
+def test_the_nearest_peer_comes_first() -> None:
+    assert [peer.node for peer in choose_peers(PEERS, node="n0", host="h0")] == ["n3", "n2"]
+    assert choose_peers((), node="n0", host="h0") == []
 
 
-def test_without_any_source_the_plan_is_empty() -> None:
-    plan = choose_start(Residence.NOWHERE, (), node="n0", host="h0", reads_store=False)
-    assert plan.sources == () and plan.first == ""
+def test_a_peer_with_two_tiers_is_one_source() -> None:
+    peers = (holder("n3", "h0"), holder("n2", "h2"), holder("n2", "h2", "gpu"), holder("n3", "h0", "gpu"))
+    assert [peer.node for peer in choose_peers(peers, node="n0", host="h0")] == ["n3", "n2"]

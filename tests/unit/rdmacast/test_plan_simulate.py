@@ -67,7 +67,7 @@ def test_nothing_is_faster_than_the_links(
     nbytes = block_bytes * plan.shape.blocks
     assert run.first_full_s >= (nbytes / rate + latency_s) * (1 - 1e-9)
     assert run.complete_s[-1] >= (nbytes / (rate * slowest)) * (1 - 1e-9)
-    assert run.seconds == run.complete_s.max() == pytest.approx(run.first_full_s + run.skew_s)
+    assert run.first_full_s <= run.seconds == run.complete_s.max()
     again = simulate(plan, links, block_bytes)
     assert np.array_equal(run.arrived_s, again.arrived_s)
 

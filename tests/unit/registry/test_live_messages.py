@@ -49,7 +49,6 @@ ASKED = [
         function="f",
         version=1,
         task="generate",
-        architecture="LlamaForCausalLM",
         dtype="float32",
         context_length=64,
         max_concurrency=2,
@@ -58,7 +57,7 @@ ASKED = [
     ),
 ]
 TOLD = [
-    PipelineOpened(context_length=2048, cached_tokens=8192),
+    PipelineOpened(),
     StageOpened(link="tcp://10.0.0.1:99", host="h1", pages=12),
     InstanceProgress(stage="fetch", fraction=0.5, held=encode_layer_set(0b101)),
 ]

@@ -17,7 +17,7 @@ from invoker.settings import parse_settings
 from registry.errors import RemoteError
 from registry.images.manifest import UNIT_BYTES
 from registry.messages.node import StartInstance, Tokens
-from tests.fixtures.emulated import DEVICE, MODEL, emulated_image
+from tests.fixtures.emulated import DEVICE, emulated_image
 from tests.fixtures.engine import MemoryRegion
 from tests.fixtures.invoker import PROMPT, FakeCluster, generate, make_image, start_request, started
 
@@ -29,7 +29,6 @@ def start(name: str, *holders: object) -> StartInstance:
         name,
         emulated_image(),
         *holders,  # type: ignore[arg-type]
-        architecture=str(MODEL),
         dtype="bfloat16",
         context_length=256,
     )

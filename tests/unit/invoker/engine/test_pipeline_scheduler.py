@@ -18,7 +18,7 @@ from invoker.engine.stage_contract import StageInput, StageOutput
 from tests.fixtures.engine import sequence
 from tests.fixtures.fake_engine import continuation
 from tests.fixtures.fake_stage import FakeStage
-from tests.fixtures.stage import pipeline_of, run_pipeline
+from tests.fixtures.stage import pipeline_of
 
 VOCABULARY = 500
 
@@ -178,30 +178,6 @@ def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
         found = tokens[request_id]
         assert found == (expected[: len(found)] if request_id in failed else expected)
     assert [stage.sequences for stage in stages] == [0, 0, 0]
-
-
-def test_a_drained_sequence_continues_elsewhere_from_its_tokens() -> None:
-    stages = _stages([0, 2, 3])
-    pipeline = pipeline_of(stages)
-    for i in range(5):
-        pipeline.add(sequence(str(i), _prompt(i, 10 * i + 1), max_tokens=12, ignore_eos=True))
-    seen: dict[str, list[int]] = {str(i): [] for i in range(5)}
-    for _ in range(11):
-        for output in pipeline.step():
-            if output.token_id is not None:
-                seen[output.request_id].append(output.token_id)
-    assert pipeline.scheduler.steps_in_flight
-    left = pipeline.scheduler.drain()
-    assert pipeline.scheduler.steps_in_flight == 0 and pipeline.sequences == 0
-    for one in left:
-        assert list(one.generated_ids) == seen[one.request_id]
-    # The steps in flight end, and change nothing.
-    while pipeline.has_work:
-        assert pipeline.step() == []
-    assert [stage.sequences for stage in stages] == [0, 0]
-    rest = run_pipeline(pipeline_of(_stages([0, 1])), left)
-    for i in range(5):
-        assert seen[str(i)] + rest.get(str(i), []) == continuation(_prompt(i, 10 * i + 1), 12, VOCABULARY)
 
 
 def test_a_moved_sequence_exports_its_kv_with_the_step_that_closes_it() -> None:

@@ -76,7 +76,11 @@ def test_a_switch_changes_no_token(kind: str, steps: int, moves: bool) -> None:
     # Steps are in flight: their results are on some stages only.
     assert pipeline.scheduler.steps_in_flight
     names = {request.request_id: pipeline.scheduler.stage_name(request.request_id) for request in requests}
-    left = pipeline.scheduler.drain()
+    left = [
+        replace(one, generated_ids=tuple(seen[one.request_id]))
+        for one in requests
+        if len(seen[one.request_id]) < TOKENS
+    ]
     whole = make_decoder(kind)
     saved = 0
     for one in left:

@@ -21,7 +21,7 @@ async def test_tokens_equal_a_whole_engines(tmp_path: Path, kind: str, count: in
         let_serve(live, cuts)
         requests = requests_for(live, 6)
         async with open_pipeline(live, cuts) as opened:
-            assert isinstance(opened, PipelineOpened) and opened.context_length == 128
+            assert isinstance(opened, PipelineOpened)
             answers = await asyncio.gather(*(answer(live.head.node, one) for one in requests))
         expected = live.expected(requests)
         for request, got in zip(requests, answers, strict=True):
