@@ -97,10 +97,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Run tests that are coroutines on asyncio."""
-    return "asyncio"
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Run tests that are coroutines on asyncio, those of a kind "…-uvloop" on uvloop."""
+    callspec = getattr(request.node, "callspec", None)
+    kind = callspec.params.get("kind", "") if callspec else ""
+    return "asyncio", {"use_uvloop": str(kind).endswith("-uvloop")}
 
 
 def starts_platforms(nodeid: str) -> bool:

@@ -1,6 +1,5 @@
 """The transport of one host: which files it opens, and files that change under it."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -91,7 +90,7 @@ class _CountingExecutor(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
-def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_path: Path) -> None:
+async def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_path: Path) -> None:
     path, piece_bytes = tmp_path / "image", 300_000
     path.write_bytes(CONTENT)
     buffer, offset = bytearray(NBYTES - 5000), 5000
@@ -103,18 +102,15 @@ def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_p
         assert not any(buffer[at - offset + len(view) :])  # what follows has not come yet
         return [len(pieces)] if len(pieces) in (2, 3) else []
 
-    async def main() -> None:
-        with _CountingExecutor(1) as executor:
-            async with RegionServer(SECRET, host="a") as server:
-                server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
-                async with ShmTransport(SECRET, executor=executor).connect(server.address) as link:
-                    assert isinstance(link, CheckingLink)
-                    damaged = await link.read_checked("image", offset, memoryview(buffer), check, piece_bytes)
-                    assert link.received_bytes == len(buffer)
-        assert damaged == [2, 3]
-        assert executor.turns == 1
-
-    asyncio.run(main())
+    with _CountingExecutor(1) as executor:
+        async with RegionServer(SECRET, host="a") as server:
+            server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
+            async with ShmTransport(SECRET, executor=executor).connect(server.address) as link:
+                assert isinstance(link, CheckingLink)
+                damaged = await link.read_checked("image", offset, memoryview(buffer), check, piece_bytes)
+                assert link.received_bytes == len(buffer)
+    assert damaged == [2, 3]
+    assert executor.turns == 1
     assert buffer == CONTENT[offset:]
     assert pieces == [(at, min(piece_bytes, NBYTES - at)) for at in range(offset, NBYTES, piece_bytes)]
 
