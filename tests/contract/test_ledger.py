@@ -21,7 +21,7 @@ from registry.accounting.usage_report import (
     split_days,
 )
 from registry.errors import Conflict, InvalidRecord, NotFound
-from registry.records.usage import CallPart, InstanceInterval, PriceRate, RequestRecord, cost_nanos
+from registry.records.usage import CallPart, InstanceInterval, RequestRecord, cost_nanos
 from registry.redis.state import RedisState
 from registry.state import Ledger, State, UsageFilter
 from tests.fixtures.registry_records import request
@@ -299,14 +299,7 @@ async def test_lost_calls_are_added_once_and_found_by_their_end(ledger: Ledger):
 async def test_a_rate_never_changes(ledger: Ledger):
     assert await ensure_default_rates(ledger) == sorted(DEFAULT_RATES, key=lambda rate: rate.id)
     await ensure_default_rates(ledger)
-    rate = PriceRate(
-        id="cpu-002",
-        gpu_type="cpu",
-        gpu_second_nanos=1,
-        request_nanos=2,
-        prompt_mtoken_nanos=3,
-        completion_mtoken_nanos=4,
-    )
+    rate = replace(DEFAULT_RATES[0], id="cpu-002")
     await ledger.put_rate(rate)
     await ledger.put_rate(rate)
     with pytest.raises(Conflict):

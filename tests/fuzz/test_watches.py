@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from rdmacast.bitfield import MAX_BLOCKS, Bitfield
 from rdmacast.cast.hooks import BlockHooks, CastLinks
-from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.record import CastMember
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
@@ -18,6 +18,7 @@ from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.tcp import TcpTransport
+from tests.fixtures.cast import cast_plan
 from tests.fixtures.damaged_conversations import HOSTILE_WATCH_REPLIES, SECRET, WATCH_REPLIES, damaged
 from tests.fixtures.liar import liar
 from tests.fixtures.patience import PATIENCE_S
@@ -55,20 +56,12 @@ async def test_a_cast_takes_no_map_of_another_size_and_goes_on_without_a_liar() 
     for raw in HOSTILE_WATCH_REPLIES:
         async with RegionServer(SECRET, host="a", settings=LINK) as good, lying(raw) as bad:
             good.publish("image", GrowingRegion(content, complete=True))
-            plan = CastPlan(
-                cast_id="c",
-                image="image",
-                planner="binomial",
-                nbytes=len(content),
-                block_bytes=256,
-                members=(
-                    CastMember(node="liar", host=bad.host, address=bad.url),
-                    CastMember(node="good", host="a", address=good.address.url),
-                    CastMember(node="me", host="me", address="tcp://127.0.0.1:1"),
-                ),
-                sources=(0, 1),
-                planned=3,
+            members = (
+                CastMember(node="liar", host=bad.host, address=bad.url),
+                CastMember(node="good", host="a", address=good.address.url),
+                CastMember(node="me", host="me", address="tcp://127.0.0.1:1"),
             )
+            plan = cast_plan(members, nbytes=len(content), block_bytes=256, sources=2)
             into = bytearray(len(content))
             report = await Cast(
                 CastSpec(plan=plan),

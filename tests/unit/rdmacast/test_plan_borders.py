@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.record import CastMember
 from rdmacast.cast.spec import CastSpec
 from rdmacast.plan.pipelines import pipelines
 from rdmacast.plan.plan import CastShape
@@ -16,6 +16,7 @@ from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.planners.own_part import own_part
 from rdmacast.plan.planners.subgroups import balanced, begins, chunks, shifted_orders
 from rdmacast.stragglers.slow_nodes import order_around
+from tests.fixtures.cast import cast_plan
 
 
 @st.composite
@@ -141,17 +142,8 @@ def test_who_is_left_when_a_source_is_slow_begins_at_borders_too() -> None:
 
 
 def test_a_cast_tells_its_plan_the_borders() -> None:
-    members = tuple(CastMember(node=f"n{n}", host="h", address=f"tcp://n{n}:1") for n in range(4))
-    plan = CastPlan(
-        cast_id="c1",
-        image="r",
-        nbytes=95,
-        block_bytes=10,
-        planner="binomial",
-        members=members,
-        sources=(0, 1),
-        planned=4,
-    )
+    members = [CastMember(node=f"n{n}", host="h", address=f"tcp://n{n}:1") for n in range(4)]
+    plan = cast_plan(members, nbytes=95, block_bytes=10, sources=2)
     spec = CastSpec(plan=plan, borders=(0, 7))
     assert spec.shape == CastShape(nodes=4, sources=(0, 1), blocks=10, borders=(0, 7))
     assert spec.order(3)[0] == (1, 7)  # type: ignore[index]
