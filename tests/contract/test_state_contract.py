@@ -44,16 +44,10 @@ async def test_versions_are_numbered_and_roll_back(state: State):
     assert (await state.set_current("tiny", 1)).current == 1
     assert await state.version("tiny") == one
     assert await state.versions("tiny") == [one, two]
-    with pytest.raises(NotFound):
-        await state.set_current("tiny", 3)
-    with pytest.raises(NotFound):
-        await state.version("tiny", 3)
-    with pytest.raises(NotFound):
-        await state.version("other")
-    with pytest.raises(NotFound):
-        await state.versions("other")
-    with pytest.raises(NotFound):
-        await state.set_scaling("other", Scaling())
+    missing = state.set_current("tiny", 3), state.version("tiny", 3), state.version("other")
+    for asked in (*missing, state.versions("other"), state.set_scaling("other", Scaling())):
+        with pytest.raises(NotFound):
+            await asked
     with pytest.raises(InvalidRecord):
         await state.create_version(draft("Bad Name"), None)
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,12 @@ class Rig:
     def on_block(self, offset: int, nbytes: int) -> None:
         assert self.buffer[offset : offset + nbytes] == CONTENT[offset : offset + nbytes]
         self.heard.append((offset, nbytes))
+
+
+async def fetch(source: PeerAddress, into: bytearray, **given: Any) -> CastReport:
+    """Pull over a real socket."""
+    over = Connector("here", [TcpTransport(SECRET)])
+    return await pull([source], into, over, check, block_bytes=4 * UNIT, **given)
 
 
 def test_a_pull_fills_the_destination_and_reports() -> None:
@@ -141,15 +148,7 @@ async def test_who_wait_for_each_other_give_up() -> None:
             region = GrowingRegion(buffer)
             own.publish("image", region)
             with pytest.raises(BlocksLost, match=r"no block after 0\.2"):
-                await pull(
-                    [other.address],
-                    buffer,
-                    Connector("here", [TcpTransport(SECRET)]),
-                    check,
-                    block_bytes=4 * UNIT,
-                    on_block=region.mark,
-                    settings=pull_settings(0.2),
-                )
+                await fetch(other.address, buffer, on_block=region.mark, settings=pull_settings(0.2))
 
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(fill(a, b), fill(b, a))
@@ -206,23 +205,12 @@ async def test_pulls_form_a_chain_over_regions_that_are_still_growing() -> None:
     first = GrowingRegion(CONTENT)
     middle, last = bytearray(NBYTES), bytearray(NBYTES)
     relay = GrowingRegion(middle)
-
-    async def fetch(source: PeerAddress, into: bytearray, region: GrowingRegion | None) -> None:
-        await pull(
-            [source],
-            into,
-            Connector("here", [TcpTransport(SECRET)]),
-            check,
-            block_bytes=4 * UNIT,
-            on_block=region.mark if region else None,
-        )
-
     async with RegionServer(SECRET, host="a") as one, RegionServer(SECRET, host="b") as two:
         one.publish("image", first)
         two.publish("image", relay)
         async with asyncio.TaskGroup() as group:
-            group.create_task(fetch(one.address, middle, relay))
-            group.create_task(fetch(two.address, last, None))
+            group.create_task(fetch(one.address, middle, on_block=relay.mark))
+            group.create_task(fetch(two.address, last))
             for start in range(0, NBYTES, 7777):
                 first.mark(start, min(7777, NBYTES - start))
                 await asyncio.sleep(0)

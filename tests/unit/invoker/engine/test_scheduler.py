@@ -153,10 +153,18 @@ def test_every_sequence_finishes_each_tenant_in_order_and_pages_come_back(
     assert allocator.used == 0
 
 
-def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=4, prefill_tokens=19, shared_prefill_tokens=19), PageAllocator(100)
+def make_scheduler(sequences: int, prefill: int, pages: int, shared: int | None = None) -> Scheduler:
+    """`shared` (all of them): the tokens of a step's prompts while others decode."""
+    limits = StepLimits(
+        sequences=sequences,
+        prefill_tokens=prefill,
+        shared_prefill_tokens=prefill if shared is None else shared,
     )
+    return Scheduler(limits, PageAllocator(pages))
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
+    scheduler = make_scheduler(4, 19, 100)
     scheduler.add("short", 3)
     assert [(c.request_id, c.count, c.last) for c in scheduler.plan().chunks] == [("short", 3, True)]
     scheduler.step_done()
@@ -191,9 +199,7 @@ def test_the_youngest_is_preempted_and_recomputed() -> None:
 
 
 def test_a_newcomer_is_not_behind_the_prompts_of_a_tenant_that_sent_many() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=16, prefill_tokens=512, shared_prefill_tokens=64), PageAllocator(1000)
-    )
+    scheduler = make_scheduler(16, 512, 1000, shared=64)
     for i in range(8):
         scheduler.add(f"flood{i}", 500, "flood")
     # From an idle engine a whole step; then short ones.
@@ -216,9 +222,7 @@ def test_a_newcomer_is_not_behind_the_prompts_of_a_tenant_that_sent_many() -> No
 
 
 def test_what_a_flow_ran_while_no_other_had_a_backlog_is_not_charged() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=8, prefill_tokens=512, shared_prefill_tokens=64), PageAllocator(1000)
-    )
+    scheduler = make_scheduler(8, 512, 1000, shared=64)
     for name in ("flood0", "flood1"):
         scheduler.add(name, 10, "flood")
     scheduler.plan()
@@ -349,9 +353,7 @@ def test_a_lone_newcomer_waits_for_what_it_owes_a_flood_and_one_short_step_at_mo
 
 
 def test_a_tenant_that_left_comes_back_with_what_it_ran_before_but_saves_nothing_up() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=8, prefill_tokens=64, shared_prefill_tokens=64), PageAllocator(100)
-    )
+    scheduler = make_scheduler(8, 64, 100)
     scheduler.add("a0", 200, "a")
     scheduler.add("b0", 64, "b")
     scheduler.plan()
@@ -375,9 +377,7 @@ def test_a_tenant_that_left_comes_back_with_what_it_ran_before_but_saves_nothing
 
 
 def test_a_tenant_that_runs_nothing_gets_pages_from_one_that_holds_most() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=8, prefill_tokens=640, shared_prefill_tokens=640), PageAllocator(8)
-    )
+    scheduler = make_scheduler(8, 640, 8)
     for i in range(4):
         scheduler.add(f"flood{i}", 2 * PAGE_TOKENS, "flood")
     assert len(scheduler.plan().chunks) == 4
@@ -394,9 +394,7 @@ def test_a_tenant_that_runs_nothing_gets_pages_from_one_that_holds_most() -> Non
 
 
 def test_a_tenant_that_runs_nothing_gets_a_place_from_one_that_has_most() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=4, prefill_tokens=64, shared_prefill_tokens=64), PageAllocator(100)
-    )
+    scheduler = make_scheduler(4, 64, 100)
     for i in range(5):
         scheduler.add(f"flood{i}", 8, "flood")
     assert len(scheduler.plan().chunks) == 4
