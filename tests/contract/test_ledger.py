@@ -7,7 +7,7 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry.accounting.prices import DEFAULT_RATES, ensure_default_rates
@@ -130,11 +130,7 @@ filters = st.builds(
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=60)
 @given(rows=st.lists(records, max_size=25), wheres=st.lists(filters, min_size=1, max_size=6))
 async def test_a_report_is_the_sum_of_the_rows(kind, redis_url, rows, wheres):
     async with empty_state(kind, redis_url) as ledger:
@@ -223,11 +219,7 @@ spans = st.tuples(st.integers(0, 500), st.one_of(st.integers(0, 60), st.sampled_
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=25)
 @given(
     lives=st.lists(spans, max_size=40),
     since=st.one_of(st.none(), st.integers(0, 600)),

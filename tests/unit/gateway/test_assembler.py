@@ -210,7 +210,7 @@ EVENTS = st.one_of(
     hop_cost=st.sampled_from([0.0, 0.05, 0.5]),
     max_stages=st.integers(2, 5),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_law_holds_under_any_events(
     batches: list[list[PipelineEvent]], gain: float, hop_cost: float, max_stages: int
 ) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -107,10 +107,8 @@ def start_first(line: WeightedFairQueue[Item]) -> Item:
 
 
 TestLine = LineMachine.TestCase
-TestLine.settings = settings(deadline=None)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 20),
     st.lists(st.integers(1, 8), min_size=1, max_size=6),
@@ -142,7 +140,6 @@ def test_tenants_that_always_wait_have_within_one_of_the_same_number_of_slots(
     assert len(served) == slots
 
 
-@settings(deadline=None)
 @given(st.integers(2, 12), st.integers(1, 5))
 def test_with_fewer_slots_than_tenants_each_has_its_turn(tenants: int, slots: int) -> None:
     line: WeightedFairQueue[Item] = WeightedFairQueue()
@@ -174,7 +171,6 @@ def test_a_tenant_with_dear_calls_has_fewer_of_them() -> None:
     assert turns == {"cheap": 45, "dear": 5}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), TENANTS), max_size=80))
 def test_counts_know_the_largest_tenant(changes: list[tuple[bool, str]]) -> None:
     tally, counts = TenantCounts(), Counter[str]()

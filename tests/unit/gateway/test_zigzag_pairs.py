@@ -130,7 +130,7 @@ EVENTS = st.lists(
 
 
 @given(events=EVENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_node_is_in_two_pairs_and_all_that_open_close(
     events: list[tuple[str, int, int]],
 ) -> None:

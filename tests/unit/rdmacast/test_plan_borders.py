@@ -86,7 +86,7 @@ def test_without_borders_all_is_as_ever(parts: int, blocks: int) -> None:
 
 @pytest.mark.parametrize("name", PLANNERS)
 @given(shape=bordered())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_plans_are_as_valid_and_as_short_as_without_borders(name: str, shape: CastShape) -> None:
     plan = PLANNERS[name].plan(shape)
     plan.validate()
@@ -100,7 +100,7 @@ def test_plans_are_as_valid_and_as_short_as_without_borders(name: str, shape: Ca
 
 @pytest.mark.parametrize("name", ["binomial", "chain", "binomial-half-turned"])
 @given(shape=bordered(most_nodes=16, most_blocks=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_each_node_knows_its_own_part(name: str, shape: CastShape) -> None:
     plan = PLANNERS[name].plan(shape)
     for node in range(shape.nodes):
@@ -112,7 +112,7 @@ def test_each_node_knows_its_own_part(name: str, shape: CastShape) -> None:
 
 
 @given(shape=bordered(most_nodes=100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_first_pipeline_comes_with_the_longest_part_between_two_beginnings(shape: CastShape) -> None:
     plan = PLANNERS["binomial"].plan(shape)
     groups = min(len(shape.sources), len(shape.targets))

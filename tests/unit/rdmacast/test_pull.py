@@ -218,21 +218,16 @@ async def test_pulls_form_a_chain_over_regions_that_are_still_growing() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_pull_on_one_host_uses_shm_or_says_that_it_could_not(shared: bool, tmp_path: Path) -> None:
+async def test_a_pull_on_one_host_uses_shm_or_says_that_it_could_not(shared: bool, tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(CONTENT)
-
-    async def main() -> CastReport:
-        async with RegionServer(SECRET, host="here") as server:
-            region = GrowingRegion(CONTENT, shm_path=str(path) if shared else None, complete=True)
-            server.publish("image", region)
-            buffer = bytearray(NBYTES)
-            connector = Connector("here", [ShmTransport(SECRET, root=tmp_path), TcpTransport(SECRET)])
-            report = await pull([server.address], buffer, connector, check, block_bytes=4 * UNIT)
-            assert buffer == CONTENT
-            return report
-
-    report = asyncio.run(main())
+    buffer = bytearray(NBYTES)
+    async with RegionServer(SECRET, host="here") as server:
+        region = GrowingRegion(CONTENT, shm_path=str(path) if shared else None, complete=True)
+        server.publish("image", region)
+        connector = Connector("here", [ShmTransport(SECRET, root=tmp_path), TcpTransport(SECRET)])
+        report = await pull([server.address], buffer, connector, check, block_bytes=4 * UNIT)
+    assert buffer == CONTENT
     (choice,) = report.choices.values()
     assert choice.transport == ("shm" if shared else "tcp")
     assert dict(report.bytes_by_transport) == {choice.transport: NBYTES}

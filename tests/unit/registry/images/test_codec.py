@@ -85,7 +85,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), value=JSON)
 def test_any_value_anywhere_decodes_or_is_refused(data: st.DataObject, value: object) -> None:
     tree = json.loads(encode_manifest(made()))

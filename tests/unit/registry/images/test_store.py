@@ -247,7 +247,7 @@ def test_threads_read_a_blob_at_once(opener: Opener) -> None:
     reader.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 5000), max_size=6), reopen=st.booleans())
 def test_any_way_of_cutting_an_upload_gives_the_blob(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], reopen: bool
