@@ -23,7 +23,7 @@ FORECASTS = st.builds(
 TARGETS = st.floats(0.01, 100.0)
 
 
-def given_s(load_s: float, pipeline_s: float = inf, queue_s: float = 0.0, **more: object) -> LiveForecast:
+def given_s(load_s: float, pipeline_s: float = inf, queue_s: float = inf, **more: object) -> LiveForecast:
     return LiveForecast(load_s=load_s, pipeline_s=pipeline_s, queue_s=queue_s, **more)
 
 

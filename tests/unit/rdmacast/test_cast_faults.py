@@ -18,7 +18,7 @@ from tests.fixtures.cast import (
     HangingRegion,
     make_rig,
 )
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until
 
 
 def open_files() -> set[Path]:
@@ -106,11 +106,12 @@ async def test_a_node_that_withdraws_is_lost_to_the_others(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["tcp", "tcp-uvloop"])
 async def test_a_region_may_be_published_after_it_is_watched(kind: str) -> None:
     async with make_rig(kind, 2) as rig:
-        source = rig.nodes[0]
-        assert source.server is not None
-        await source.server.withdraw("image")
+        server, region = rig.nodes[0].server, rig.nodes[0].region
+        assert server is not None
+        await server.withdraw("image")
         rig.start()
-        asyncio.get_running_loop().call_later(0.2, source.server.publish, "image", source.region)
+        await until(lambda: any(link._watches for link in server._links))
+        server.publish("image", region)
         await rig.reports()
 
 
