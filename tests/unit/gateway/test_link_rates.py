@@ -122,7 +122,8 @@ def test_what_was_disturbed_or_small_or_not_complete_tells_nothing_of_links() ->
 
 
 def test_a_cast_counts_once_whatever_is_told_later() -> None:
-    links = learnt({"a": 1e8}, {"a": 1e6, "b": 1e6})
+    links = learnt({"a": 1e8})
+    learn(links, "c0", {"a": 1e6, "b": 1e6})
     links.on_status(CastStatus(record=record("c0", "s", "a"), progress=(part("c0", "a", 1e6, "s"),)))
     assert rate_of(links, "a") == 1e8 and links.get("b") is None
 

@@ -66,7 +66,7 @@ def test_no_interval_names_too_many_calls_however_many_are_settled_at_once(us: i
         node.now_us += 100
         node.meter.end_intervals()
     node.meter.change_state(node.account, InstanceState.STOPPED, final=True)
-    intervals = paid(node.meter)
+    intervals = list(paid(node.meter))
     node.check(intervals)
     overs = [part.call_id for one in intervals for part in one.calls if part.over]
     assert sorted(overs) == sorted(one.gpu[0].call_id for one in node.records if one.gpu[0].gpu_us)
@@ -76,11 +76,11 @@ def test_no_interval_names_too_many_calls_that_run() -> None:
     node = Node()
     calls = node.step(node.account, 2 * MAX_PARTS + 1, 5_000)
     node.meter.end_intervals()
-    intervals = paid(node.meter)
+    intervals = list(paid(node.meter))
     assert [len(one.calls) for one in intervals] == [334, 334, 333]
     node.meter.close_calls(calls)
     node.meter.change_state(node.account, InstanceState.STOPPED, final=True)
-    node.check(intervals + paid(node.meter))
+    node.check([*intervals, *paid(node.meter)])
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])

@@ -56,7 +56,8 @@ class Heard:
     @property
     def most(self) -> int:
         """Maps that there may be by now besides answers, however slow the machine is."""
-        return int((asyncio.get_running_loop().time() - self.began_s) / NEWS_S) + 1
+        pauses = (asyncio.get_running_loop().time() - self.began_s) / NEWS_S
+        return int(round(pauses, 6)) + 1  # a pause of 0.1 s may be 0.0999… s in floats
 
 
 @asynccontextmanager

@@ -234,7 +234,9 @@ def test_what_a_flow_ran_while_no_other_had_a_backlog_is_not_charged() -> None:
         scheduler.step_done()
         scheduler.remove(quiet)
         assert [c.count for c in scheduler.plan().chunks] == [1, 1]  # no sequence has a prompt now
-        end_step(scheduler, "flood0", "flood1")
+        scheduler.step_done()
+    for name in ("flood0", "flood1"):
+        scheduler.append_token(name)
     scheduler.add("flood2", 100, "flood")
     scheduler.add("quiet2", 400, "quiet")
     assert [c.request_id for c in scheduler.plan().chunks] == ["quiet2"]
