@@ -1,9 +1,8 @@
 """Fixtures that several test files share."""
 
-import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from registry.clock import FakeClock
 from registry.memory.state import MemoryState
-from registry.redis.connections import ConnectionPool
-from registry.redis.state import RedisState
+from registry.state import State
 from tests.fixtures.mount import file_system
 from tests.fixtures.platform import Platform
 from tests.fixtures.redis import running_redis
-from tests.fixtures.state import FEED_LENGTH, LAPSE_S, LapsingScenario, Scenario, expiries
+from tests.fixtures.state import LAPSE_S, Lapse, empty, empty_state, expiries
 
 _PLATFORMS = ("tests/platform/", "tests/fuzz/test_http.py")
 
@@ -64,45 +62,32 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-@pytest.fixture(params=["memory", "redis"])
-def on_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[Scenario], None]:
-    """Run a scenario against an empty state."""
-
-    async def in_redis(scenario: Scenario) -> None:
-        connections = ConnectionPool(redis_url)
-        await connections.call("FLUSHALL")
-        await connections.aclose()
-        async with RedisState.connect(redis_url, feed_length=FEED_LENGTH) as state:
-            await scenario(state)
-
-    async def in_memory(scenario: Scenario) -> None:
-        await scenario(MemoryState(feed_length=FEED_LENGTH))
-
-    main = in_redis if request.param == "redis" else in_memory
-    return lambda scenario: asyncio.run(main(scenario))
+@pytest.fixture
+async def empty_redis_url(redis_url: str) -> str:
+    await empty(redis_url)
+    return redis_url
 
 
 @pytest.fixture(params=["memory", "redis"])
-def on_lapsing_state(request: pytest.FixtureRequest, redis_url: str) -> Callable[[LapsingScenario], None]:
-    """Run a scenario against an empty state whose records lapse."""
+async def state(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[State]:
+    """Yield an empty state, in memory or in Redis."""
+    async with empty_state(request.param, redis_url) as state:
+        yield state
 
-    async def in_redis(scenario: LapsingScenario) -> None:
-        connections = ConnectionPool(redis_url)
-        await connections.call("FLUSHALL")
-        await connections.aclose()
-        async with RedisState.connect(redis_url) as state, expiries(redis_url) as lapse:
-            await scenario(state, lapse)
 
-    async def in_memory(scenario: LapsingScenario) -> None:
-        clock = FakeClock()
+@pytest.fixture(params=["memory", "redis"])
+async def lapsing_state(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[tuple[State, Lapse]]:
+    """Yield an empty state whose records lapse, and what waits until the next one did."""
+    if request.param == "redis":
+        async with empty_state("redis", redis_url) as state, expiries(redis_url) as lapse:
+            yield state, lapse
+        return
+    clock = FakeClock()
 
-        async def lapse() -> None:
-            clock.advance(LAPSE_S)
+    async def lapse() -> None:
+        clock.advance(LAPSE_S)
 
-        await scenario(MemoryState(clock=clock), lapse)
-
-    main = in_redis if request.param == "redis" else in_memory
-    return lambda scenario: asyncio.run(main(scenario))
+    yield MemoryState(clock=clock), lapse
 
 
 @pytest.fixture
@@ -112,10 +97,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Run tests that are coroutines on asyncio."""
-    return "asyncio"
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Run tests that are coroutines on asyncio, those of a kind "…-uvloop" on uvloop."""
+    callspec = getattr(request.node, "callspec", None)
+    kind = callspec.params.get("kind", "") if callspec else ""
+    return "asyncio", {"use_uvloop": str(kind).endswith("-uvloop")}
 
 
 def starts_platforms(nodeid: str) -> bool:

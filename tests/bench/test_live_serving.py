@@ -13,6 +13,7 @@ from benchmarks.live_serving.command import SHORT, parse, scenarios
 from benchmarks.live_serving.run import LoadRound, StageKill
 from benchmarks.live_serving_switch.command import StreamSwitch, longest_gap, record_of
 from registry.records.usage import GpuSlice, RequestRecord, RequestStatus
+from tests.fixtures.registry_records import request
 
 WORK = LiveRequest(prompt=(5, 6), tokens=3, seed=None)
 EXPECTED = {("f", WORK): [7, 8, 9]}
@@ -30,28 +31,14 @@ def part(call: str, node: str, gpu_us: int) -> GpuSlice:
 
 
 def row(*gpu: GpuSlice) -> RequestRecord:
-    return RequestRecord(
-        request_id="live-0",
-        tenant="admin",
-        key_id="k",
+    return request(
+        "live-0",
         function="f",
-        version=1,
-        status=RequestStatus.OK,
         start_kind="live",
         node="a",
-        gpu_type="cpu",
-        gpu_count=1,
-        received_at=0.0,
-        started_at=0.0,
-        ended_at=1.0,
-        queue_ms=0,
-        load_ms=0,
-        exec_ms=1,
         billed_gpu_ms=-(-sum(one.gpu_us for one in gpu) // 1000),
         prompt_tokens=2,
         completion_tokens=3,
-        rate_id="r",
-        cost_nanos=0,
         gpu=gpu,
     )
 

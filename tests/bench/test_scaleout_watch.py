@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scaleout.watch import ServingMonitor, ServingReplica, ServingSet, serving_record
+from benchmarks.scaleout.watch import ServingMonitor, ServingReplica, serving_record
 from registry.errors import StateUnavailable
 from registry.records.instance import InstanceState
 from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveStage
@@ -40,28 +40,25 @@ def pipeline(
     return LivePipeline(pipeline_id=id_, epoch=0, stages=placed, head=head, rate=1.5, slots=8, way=way)
 
 
-def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) -> None:
-    async def main() -> list[ServingSet]:
-        async with asyncio.timeout(PATIENCE_S), RedisState.connect(redis_url) as state:
-            epoch = await state.next_node_epoch("n0")
-            await state.put_node(node("n0", epoch), 60.0)
-            await state.put_instance(instance("i0", state=InstanceState.READY), epoch)
-            with ServingMonitor(redis_url) as watch:
-                reported = (
-                    pipeline("p"),
-                    pipeline("pair", LiveMode.ZIGZAG),
-                    pipeline("lone", stages=[("n3", 0, 6)]),
-                )
-                await state.put_live(record(*reported), 60.0)
-                await until(lambda: len(watch.seen) == 2)
-                await state.put_instance(instance("i0", state=InstanceState.STOPPED), epoch)
-                await until(lambda: len(watch.seen) == 3)
-                await state.put_live(record(serial=2), 60.0)
-                await until(lambda: len(watch.seen) == 4)
-            return watch.seen
-
+async def test_pipelines_and_instances_are_seen_as_they_come_and_go(redis_url: str) -> None:
     started_s = time.monotonic()
-    seen = asyncio.run(main())
+    async with asyncio.timeout(PATIENCE_S), RedisState.connect(redis_url) as state:
+        epoch = await state.next_node_epoch("n0")
+        await state.put_node(node("n0", epoch), 60.0)
+        await state.put_instance(instance("i0", state=InstanceState.READY), epoch)
+        with ServingMonitor(redis_url) as watch:
+            reported = (
+                pipeline("p"),
+                pipeline("pair", LiveMode.ZIGZAG),
+                pipeline("lone", stages=[("n3", 0, 6)]),
+            )
+            await state.put_live(record(*reported), 60.0)
+            await until(lambda: len(watch.seen) == 2)
+            await state.put_instance(instance("i0", state=InstanceState.STOPPED), epoch)
+            await until(lambda: len(watch.seen) == 3)
+            await state.put_live(record(serial=2), 60.0)
+            await until(lambda: len(watch.seen) == 4)
+    seen = watch.seen
     server = ServingReplica(name="p.0", rate=1.5, stages=STAGES)  # neither pair nor lone node
     served = [(one.pipelines, one.ready) for one in seen]
     assert served == [((), ("n0",)), ((server,), ("n0",)), ((server,), ()), ((), ())]

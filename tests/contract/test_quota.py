@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -43,39 +42,42 @@ from tests.fixtures.registry_records import request as record
 from tests.fixtures.state import connected
 
 Later = Callable[[float], Awaitable[None]]
-Scenario = Callable[[State, State], Awaitable[None]]
-LongScenario = Callable[[State, State, Later], Awaitable[None]]
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 
 @pytest.fixture(params=["memory", "redis"])
-def run_for_long(request: pytest.FixtureRequest, redis_url: str) -> Callable[[LongScenario], None]:
-    """Run a scenario against an empty state, as two gateways see it; it may let so many seconds pass."""
-
-    async def in_redis(scenario: LongScenario) -> None:
-        connections = ConnectionPool(redis_url)
-        await connections.call("FLUSHALL")
-        async with AsyncExitStack() as stack:
-            one, other = [await stack.enter_async_context(RedisState.connect(redis_url)) for _ in range(2)]
-            await scenario(one, other, partial(_grown_older, connections))
-        await connections.aclose()
-
-    async def in_memory(scenario: LongScenario) -> None:
+async def seen(
+    request: pytest.FixtureRequest, empty_redis_url: str
+) -> AsyncIterator[tuple[State, State, Later]]:
+    """Yield an empty state twice, as two gateways see it, and what lets so many seconds pass."""
+    if request.param == "memory":
         clock = FakeClock()
         state = MemoryState(clock=clock)
 
         async def later(seconds: float) -> None:
             clock.advance(seconds)
 
-        await scenario(state, state, later)
-
-    main = in_redis if request.param == "redis" else in_memory
-    return lambda scenario: asyncio.run(main(scenario))
+        yield state, state, later
+        return
+    connections = ConnectionPool(empty_redis_url)
+    async with RedisState.connect(empty_redis_url) as one, RedisState.connect(empty_redis_url) as other:
+        yield one, other, partial(_grown_older, connections)
+    await connections.aclose()
 
 
 @pytest.fixture
-def run(run_for_long: Callable[[LongScenario], None]) -> Callable[[Scenario], None]:
-    return lambda scenario: run_for_long(lambda one, other, _: scenario(one, other))
+def one(seen: tuple[State, State, Later]) -> State:
+    return seen[0]
+
+
+@pytest.fixture
+def other(seen: tuple[State, State, Later]) -> State:
+    return seen[1]
+
+
+@pytest.fixture
+def later(seen: tuple[State, State, Later]) -> Later:
+    return seen[2]
 
 
 async def _grown_older(connections: ConnectionPool, seconds: float) -> None:
@@ -102,221 +104,186 @@ def places_of(*names: str) -> list[ConcurrencyLease]:
     return [ConcurrencyLease(key_id="k0", id=name) for name in names]
 
 
-def test_a_rate_is_exact_over_all_gateways(run_for_long):
-    async def scenario(one: State, other: State, later: Later) -> None:
-        asked, tries = key(requests_per_minute=120), 300
-        began = time.monotonic()
-        verdicts = await asyncio.gather(
-            *(verdict((one, other)[n % 2], asked, f"p{n}", 60.0) for n in range(tries))
-        )
-        admitted = verdicts.count(RateLimitOutcome.ADMITTED)
-        assert set(verdicts) == {RateLimitOutcome.ADMITTED, RateLimitOutcome.REQUESTS}
-        assert 120 <= admitted <= 120 + 2 * (time.monotonic() - began) + 1
-        refused = await one.admit(asked, "late", ttl_s=60, now=NOW)
-        if refused.outcome is RateLimitOutcome.REQUESTS:
-            assert 0 < retry_in_s(asked, refused, NOW) <= 0.5
-        await later(0.5)
-        assert await verdict(other, asked, "later") is RateLimitOutcome.ADMITTED
-
-    run_for_long(scenario)
+async def test_a_rate_is_exact_over_all_gateways(one: State, other: State, later: Later):
+    asked, tries = key(requests_per_minute=120), 300
+    began = time.monotonic()
+    verdicts = await asyncio.gather(
+        *(verdict((one, other)[n % 2], asked, f"p{n}", 60.0) for n in range(tries))
+    )
+    admitted = verdicts.count(RateLimitOutcome.ADMITTED)
+    assert set(verdicts) == {RateLimitOutcome.ADMITTED, RateLimitOutcome.REQUESTS}
+    assert 120 <= admitted <= 120 + 2 * (time.monotonic() - began) + 1
+    refused = await one.admit(asked, "late", ttl_s=60, now=NOW)
+    if refused.outcome is RateLimitOutcome.REQUESTS:
+        assert 0 < retry_in_s(asked, refused, NOW) <= 0.5
+    await later(0.5)
+    assert await verdict(other, asked, "later") is RateLimitOutcome.ADMITTED
 
 
-def test_a_refused_request_counts_nowhere(run):
-    async def scenario(one: State, other: State) -> None:
-        asked = key(requests_per_minute=1, max_concurrent=5)
-        first = await one.admit(asked, "a", ttl_s=60, now=NOW)
-        assert (first.outcome, first.concurrent) == (RateLimitOutcome.ADMITTED, 1)
-        assert 0 < first.requests_used <= UNITS
-        for n in range(5):
-            refused = await other.admit(asked, f"b{n}", ttl_s=60, now=NOW)
-            assert (refused.outcome, refused.concurrent) == (RateLimitOutcome.REQUESTS, 1)
-            assert 50 < retry_in_s(asked, refused, NOW) <= 60
-            assert refused.requests_used <= first.requests_used
-
-    run(scenario)
+async def test_a_refused_request_counts_nowhere(one: State, other: State):
+    asked = key(requests_per_minute=1, max_concurrent=5)
+    first = await one.admit(asked, "a", ttl_s=60, now=NOW)
+    assert (first.outcome, first.concurrent) == (RateLimitOutcome.ADMITTED, 1)
+    assert 0 < first.requests_used <= UNITS
+    for n in range(5):
+        refused = await other.admit(asked, f"b{n}", ttl_s=60, now=NOW)
+        assert (refused.outcome, refused.concurrent) == (RateLimitOutcome.REQUESTS, 1)
+        assert 50 < retry_in_s(asked, refused, NOW) <= 60
+        assert refused.requests_used <= first.requests_used
 
 
-def test_a_repetition_counts_once(run):
-    async def scenario(one: State, other: State) -> None:
-        asked = key(requests_per_minute=2, max_concurrent=2)
-        assert await verdict(one, asked, "a") is RateLimitOutcome.ADMITTED
-        for state in (one, other):
-            again = await state.admit(asked, "a", ttl_s=60, now=NOW)
-            assert (again.outcome, again.concurrent) == (RateLimitOutcome.ADMITTED, 1)
-            assert again.requests_used <= UNITS
-        assert await verdict(other, asked, "b") is RateLimitOutcome.ADMITTED
-        assert await verdict(one, asked, "a") is RateLimitOutcome.ADMITTED
-
-    run(scenario)
+async def test_a_repetition_counts_once(one: State, other: State):
+    asked = key(requests_per_minute=2, max_concurrent=2)
+    assert await verdict(one, asked, "a") is RateLimitOutcome.ADMITTED
+    for state in (one, other):
+        again = await state.admit(asked, "a", ttl_s=60, now=NOW)
+        assert (again.outcome, again.concurrent) == (RateLimitOutcome.ADMITTED, 1)
+        assert again.requests_used <= UNITS
+    assert await verdict(other, asked, "b") is RateLimitOutcome.ADMITTED
+    assert await verdict(one, asked, "a") is RateLimitOutcome.ADMITTED
 
 
-def test_places_are_counted_across_gateways_and_given_back(run):
-    async def scenario(one: State, other: State) -> None:
-        asked = key(max_concurrent=3)
-        verdicts = await asyncio.gather(*(verdict((one, other)[n % 2], asked, f"p{n}") for n in range(20)))
-        assert verdicts.count(RateLimitOutcome.ADMITTED) == 3
-        refused = await one.admit(asked, "x", ttl_s=60, now=NOW)
-        assert (refused.outcome, refused.concurrent, retry_in_s(asked, refused, NOW)) == (
-            RateLimitOutcome.BUSY,
-            3,
-            1.0,
-        )
-        held = f"p{verdicts.index(RateLimitOutcome.ADMITTED)}"
-        await one.release_concurrency_leases(places_of(held, "nobody"))
-        assert await verdict(other, asked, "x") is RateLimitOutcome.ADMITTED
-        assert await verdict(one, asked, "y") is RateLimitOutcome.BUSY
-        await other.release_concurrency_leases([])
-
-    run(scenario)
+async def test_places_are_counted_across_gateways_and_given_back(one: State, other: State):
+    asked = key(max_concurrent=3)
+    verdicts = await asyncio.gather(*(verdict((one, other)[n % 2], asked, f"p{n}") for n in range(20)))
+    assert verdicts.count(RateLimitOutcome.ADMITTED) == 3
+    refused = await one.admit(asked, "x", ttl_s=60, now=NOW)
+    assert (refused.outcome, refused.concurrent, retry_in_s(asked, refused, NOW)) == (
+        RateLimitOutcome.BUSY,
+        3,
+        1.0,
+    )
+    held = f"p{verdicts.index(RateLimitOutcome.ADMITTED)}"
+    await one.release_concurrency_leases(places_of(held, "nobody"))
+    assert await verdict(other, asked, "x") is RateLimitOutcome.ADMITTED
+    assert await verdict(one, asked, "y") is RateLimitOutcome.BUSY
+    await other.release_concurrency_leases([])
 
 
-def test_places_that_nobody_keeps_lapse(run_for_long):
-    async def scenario(one: State, other: State, later: Later) -> None:
-        asked = key(max_concurrent=2)
-        assert await verdict(one, asked, "kept", ttl_s=15.0) is RateLimitOutcome.ADMITTED
-        assert await verdict(one, asked, "left", ttl_s=15.0) is RateLimitOutcome.ADMITTED
-        await one.renew_concurrency_leases(places_of("kept"), ttl_s=60)
-        assert await verdict(other, asked, "next") is RateLimitOutcome.BUSY
-        await later(15.0)
-        assert await verdict(other, asked, "next") is RateLimitOutcome.ADMITTED
-        assert await verdict(other, asked, "more") is RateLimitOutcome.BUSY
-        # Late is better than never: the request is still under way, so it counts again.
-        await one.renew_concurrency_leases(places_of("left"), ttl_s=60)
-        assert (await other.admit(asked, "more", ttl_s=60, now=NOW)).concurrent == 3
-
-    run_for_long(scenario)
+async def test_places_that_nobody_keeps_lapse(one: State, other: State, later: Later):
+    asked = key(max_concurrent=2)
+    assert await verdict(one, asked, "kept", ttl_s=15.0) is RateLimitOutcome.ADMITTED
+    assert await verdict(one, asked, "left", ttl_s=15.0) is RateLimitOutcome.ADMITTED
+    await one.renew_concurrency_leases(places_of("kept"), ttl_s=60)
+    assert await verdict(other, asked, "next") is RateLimitOutcome.BUSY
+    await later(15.0)
+    assert await verdict(other, asked, "next") is RateLimitOutcome.ADMITTED
+    assert await verdict(other, asked, "more") is RateLimitOutcome.BUSY
+    # Late is better than never: the request is still under way, so it counts again.
+    await one.renew_concurrency_leases(places_of("left"), ttl_s=60)
+    assert (await other.admit(asked, "more", ttl_s=60, now=NOW)).concurrent == 3
 
 
-def test_tokens_are_charged_with_the_record_and_once(run_for_long):
-    async def scenario(one: State, other: State, later: Later) -> None:
-        asked = key(tokens_per_minute=60)
-        first = await one.admit(asked, "a", ttl_s=60, now=NOW)
-        assert (first.outcome, first.tokens_used) == (RateLimitOutcome.ADMITTED, 0)
-        used = record("r1", prompt_tokens=60, completion_tokens=200)
-        assert await one.add_request(used)
-        refused = await other.admit(asked, "b", ttl_s=60, now=NOW)
-        assert refused.outcome is RateLimitOutcome.TOKENS
-        assert 60 * UNITS <= refused.tokens_used <= 260 * UNITS
-        assert 0 < retry_in_s(asked, refused, NOW) <= 200.001
-        assert not await other.add_request(used)
-        assert not await one.add_request(msgspec.structs.replace(used, prompt_tokens=10**6))
-        again = await other.admit(asked, "b", ttl_s=60, now=NOW)
-        assert again.tokens_used <= refused.tokens_used
-        await later(200.001)
-        assert await verdict(other, asked, "b") is RateLimitOutcome.ADMITTED
-
-    run_for_long(scenario)
+async def test_tokens_are_charged_with_the_record_and_once(one: State, other: State, later: Later):
+    asked = key(tokens_per_minute=60)
+    first = await one.admit(asked, "a", ttl_s=60, now=NOW)
+    assert (first.outcome, first.tokens_used) == (RateLimitOutcome.ADMITTED, 0)
+    used = record("r1", prompt_tokens=60, completion_tokens=200)
+    assert await one.add_request(used)
+    refused = await other.admit(asked, "b", ttl_s=60, now=NOW)
+    assert refused.outcome is RateLimitOutcome.TOKENS
+    assert 60 * UNITS <= refused.tokens_used <= 260 * UNITS
+    assert 0 < retry_in_s(asked, refused, NOW) <= 200.001
+    assert not await other.add_request(used)
+    assert not await one.add_request(msgspec.structs.replace(used, prompt_tokens=10**6))
+    again = await other.admit(asked, "b", ttl_s=60, now=NOW)
+    assert again.tokens_used <= refused.tokens_used
+    await later(200.001)
+    assert await verdict(other, asked, "b") is RateLimitOutcome.ADMITTED
 
 
-def test_a_large_debt_is_kept_to_the_last_token(run):
-    async def scenario(one: State, other: State) -> None:
-        asked = key(tokens_per_minute=10**9)
-        await one.admit(asked, "a", ttl_s=60, now=NOW)
-        for n in range(3):
-            await one.add_request(record(f"r{n}", prompt_tokens=10**10, completion_tokens=1))
-        stands = await other.admit(asked, "b", ttl_s=60, now=NOW)
-        drained_ms = (3 * (10**10 + 1) * UNITS - stands.tokens_used) / 10**9
-        assert drained_ms == int(drained_ms) and 0 <= drained_ms < 20_000
-
-    run(scenario)
+async def test_a_large_debt_is_kept_to_the_last_token(one: State, other: State):
+    asked = key(tokens_per_minute=10**9)
+    await one.admit(asked, "a", ttl_s=60, now=NOW)
+    for n in range(3):
+        await one.add_request(record(f"r{n}", prompt_tokens=10**10, completion_tokens=1))
+    stands = await other.admit(asked, "b", ttl_s=60, now=NOW)
+    drained_ms = (3 * (10**10 + 1) * UNITS - stands.tokens_used) / 10**9
+    assert drained_ms == int(drained_ms) and 0 <= drained_ms < 20_000
 
 
-@pytest.mark.parametrize("kind", ["memory", "redis"])
-def test_a_clock_that_was_ahead_locks_no_key_out(kind: str, redis_url: str):
+async def test_a_clock_of_redis_that_was_ahead_locks_no_key_out(empty_redis_url: str):
     asked = key(requests_per_minute=60_000)
-
-    async def in_redis() -> None:
-        connections = ConnectionPool(redis_url)
-        await connections.call("FLUSHALL")
-        async with RedisState.connect(redis_url) as state:
-            await state.admit(asked, "early", ttl_s=60, now=NOW)
-            at = int(await connections.call("HGET", keys.bucket("k0"), "at"))
-            full = ("at", at + 3_600_000, "requests", 60_000 * UNITS)
-            await connections.call("HSET", keys.bucket("k0"), *full)
-            assert await verdict(state, asked, "late") is RateLimitOutcome.REQUESTS  # what was used is used
-            await _grown_older(connections, 0.001)
-            assert await verdict(state, asked, "late") is RateLimitOutcome.ADMITTED
-        await connections.aclose()
-
-    async def in_memory() -> None:
-        clock = FakeClock()
-        state = MemoryState(clock=clock)
-        slow = key(requests_per_minute=1)
-        await state.admit(slow, "early", ttl_s=60, now=NOW)
-        clock.advance(-3600)
-        assert await verdict(state, slow, "late") is RateLimitOutcome.REQUESTS
-        clock.advance(60)
-        assert await verdict(state, slow, "late") is RateLimitOutcome.ADMITTED
-
-    asyncio.run(in_redis() if kind == "redis" else in_memory())
+    connections = ConnectionPool(empty_redis_url)
+    async with RedisState.connect(empty_redis_url) as state:
+        await state.admit(asked, "early", ttl_s=60, now=NOW)
+        at = int(await connections.call("HGET", keys.bucket("k0"), "at"))
+        full = ("at", at + 3_600_000, "requests", 60_000 * UNITS)
+        await connections.call("HSET", keys.bucket("k0"), *full)
+        assert await verdict(state, asked, "late") is RateLimitOutcome.REQUESTS  # what was used is used
+        await _grown_older(connections, 0.001)
+        assert await verdict(state, asked, "late") is RateLimitOutcome.ADMITTED
+    await connections.aclose()
 
 
-def test_tokens_used_without_a_limit_are_no_debt(run):
-    async def scenario(one: State, other: State) -> None:
-        limited = key(tokens_per_minute=10, requests_per_minute=100)
-        await one.put_key(limited)
-        await one.admit(limited, "a", ttl_s=60, now=NOW)
-        lifted = replace(limited, tokens_per_minute=None)
-        await one.replace_key(limited, lifted)
-        await one.add_request(record("r1", prompt_tokens=10**6))
-        await other.admit(lifted, "b", ttl_s=60, now=NOW)
-        await one.add_request(record("r2", prompt_tokens=10**6))
-        stands = await other.admit(limited, "c", ttl_s=60, now=NOW)
-        assert (stands.outcome, stands.tokens_used) == (RateLimitOutcome.ADMITTED, 0)
-
-    run(scenario)
+async def test_a_clock_in_memory_that_was_ahead_locks_no_key_out():
+    clock = FakeClock()
+    state = MemoryState(clock=clock)
+    slow = key(requests_per_minute=1)
+    await state.admit(slow, "early", ttl_s=60, now=NOW)
+    clock.advance(-3600)
+    assert await verdict(state, slow, "late") is RateLimitOutcome.REQUESTS
+    clock.advance(60)
+    assert await verdict(state, slow, "late") is RateLimitOutcome.ADMITTED
 
 
-def test_spending_is_by_period_and_counted_before_there_is_a_limit(run):
-    async def scenario(one: State, other: State) -> None:
-        day = 86_400
-        for n, (ended_at, cost) in enumerate([(NOW, 5), (NOW - day, 7), (NOW - 40 * day, 11)]):
-            added = record(f"r{n}", ended_at=ended_at, cost_nanos=cost)
-            assert await one.add_request(added)
-            assert not await other.add_request(added)
-        await one.add_request(record("other", key_id="k1", ended_at=NOW, cost_nanos=1000))
-        spent = [await other.spent_nanos("k0", period, NOW) for period in SpendPeriod]
-        assert spent == [5, 12, 23]
-        assert await one.spent_nanos("nobody", SpendPeriod.TOTAL, NOW) == 0
-        for period, at, limit, admitted in [
-            (SpendPeriod.DAY, NOW, 6, True),
-            (SpendPeriod.DAY, NOW, 5, False),
-            (SpendPeriod.DAY, NOW + day, 1, True),
-            (SpendPeriod.MONTH, NOW, 12, False),
-            (SpendPeriod.MONTH, NOW + 15 * day, 1, True),
-            (SpendPeriod.TOTAL, NOW + 400 * day, 23, False),
-            (SpendPeriod.TOTAL, NOW, 24, True),
-            (SpendPeriod.DAY, NOW, 0, False),
-        ]:
-            asked = key(spend_limit_nanos=limit, spend_period=period)
-            expected = RateLimitOutcome.ADMITTED if admitted else RateLimitOutcome.SPENT
-            assert await verdict(one, asked, f"{period}{limit}{at}", now=at) is expected
-
-    run(scenario)
+async def test_tokens_used_without_a_limit_are_no_debt(one: State, other: State):
+    limited = key(tokens_per_minute=10, requests_per_minute=100)
+    await one.put_key(limited)
+    await one.admit(limited, "a", ttl_s=60, now=NOW)
+    lifted = replace(limited, tokens_per_minute=None)
+    await one.replace_key(limited, lifted)
+    await one.add_request(record("r1", prompt_tokens=10**6))
+    await other.admit(lifted, "b", ttl_s=60, now=NOW)
+    await one.add_request(record("r2", prompt_tokens=10**6))
+    stands = await other.admit(limited, "c", ttl_s=60, now=NOW)
+    assert (stands.outcome, stands.tokens_used) == (RateLimitOutcome.ADMITTED, 0)
 
 
-def test_a_key_is_replaced_by_who_read_it_last(run):
-    async def scenario(one: State, other: State) -> None:
-        first = key()
-        with pytest.raises(NotFound):
-            await one.replace_key(first, key(max_concurrent=1))
-        await one.put_key(first)
-        revoked, limited = replace(first, revoked_at=5.0), replace(first, max_concurrent=1)
-        await one.replace_key(first, revoked)
-        with pytest.raises(Conflict):
-            await other.replace_key(first, limited)
-        await one.replace_key(first, revoked)  # as after a lost answer
-        assert await other.key("k0") == revoked
-        outcomes = await asyncio.gather(
-            *(
-                (one, other)[n % 2].replace_key(revoked, replace(revoked, max_concurrent=n + 1))
-                for n in range(10)
-            ),
-            return_exceptions=True,
-        )
-        assert [type(outcome) for outcome in outcomes].count(Conflict) == 9
+async def test_spending_is_by_period_and_counted_before_there_is_a_limit(one: State, other: State):
+    day = 86_400
+    for n, (ended_at, cost) in enumerate([(NOW, 5), (NOW - day, 7), (NOW - 40 * day, 11)]):
+        added = record(f"r{n}", ended_at=ended_at, cost_nanos=cost)
+        assert await one.add_request(added)
+        assert not await other.add_request(added)
+    await one.add_request(record("other", key_id="k1", ended_at=NOW, cost_nanos=1000))
+    spent = [await other.spent_nanos("k0", period, NOW) for period in SpendPeriod]
+    assert spent == [5, 12, 23]
+    assert await one.spent_nanos("nobody", SpendPeriod.TOTAL, NOW) == 0
+    for period, at, limit, admitted in [
+        (SpendPeriod.DAY, NOW, 6, True),
+        (SpendPeriod.DAY, NOW, 5, False),
+        (SpendPeriod.DAY, NOW + day, 1, True),
+        (SpendPeriod.MONTH, NOW, 12, False),
+        (SpendPeriod.MONTH, NOW + 15 * day, 1, True),
+        (SpendPeriod.TOTAL, NOW + 400 * day, 23, False),
+        (SpendPeriod.TOTAL, NOW, 24, True),
+        (SpendPeriod.DAY, NOW, 0, False),
+    ]:
+        asked = key(spend_limit_nanos=limit, spend_period=period)
+        expected = RateLimitOutcome.ADMITTED if admitted else RateLimitOutcome.SPENT
+        assert await verdict(one, asked, f"{period}{limit}{at}", now=at) is expected
 
-    run(scenario)
+
+async def test_a_key_is_replaced_by_who_read_it_last(one: State, other: State):
+    first = key()
+    with pytest.raises(NotFound):
+        await one.replace_key(first, key(max_concurrent=1))
+    await one.put_key(first)
+    revoked, limited = replace(first, revoked_at=5.0), replace(first, max_concurrent=1)
+    await one.replace_key(first, revoked)
+    with pytest.raises(Conflict):
+        await other.replace_key(first, limited)
+    await one.replace_key(first, revoked)  # as after a lost answer
+    assert await other.key("k0") == revoked
+    outcomes = await asyncio.gather(
+        *(
+            (one, other)[n % 2].replace_key(revoked, replace(revoked, max_concurrent=n + 1))
+            for n in range(10)
+        ),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes].count(Conflict) == 9
 
 
 async def test_an_admission_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:

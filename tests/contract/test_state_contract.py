@@ -23,179 +23,140 @@ from tests.fixtures.registry_records import draft, instance, node
 from tests.fixtures.state import FEED_LENGTH, after
 
 
-def test_the_cluster_is_configured_once(on_state):
-    async def scenario(state: State) -> None:
+async def test_the_cluster_is_configured_once(state: State):
+    with pytest.raises(NotFound):
+        await state.cluster_config()
+    first = ClusterConfig(cluster_id="c1", store_url="file:///s")
+    assert await state.cluster_config(first) == first
+    assert await state.cluster_config(replace(first, cluster_id="c2")) == first
+    assert await state.cluster_config() == first
+
+
+async def test_versions_are_numbered_and_roll_back(state: State):
+    one = await state.create_version(draft(), Scaling(min_instances=1))
+    two = await state.create_version(draft(image="d" * 64), None)
+    assert (one.version, two.version) == (1, 2)
+    head = await state.function("tiny")
+    assert (head.current, head.versions, head.scaling.min_instances) == (2, (1, 2), 1)
+    assert await state.version("tiny") == two
+    assert await state.version("tiny", 1) == one
+    assert (await state.set_current("tiny", 1)).current == 1
+    assert await state.version("tiny") == one
+    assert await state.versions("tiny") == [one, two]
+    missing = state.set_current("tiny", 3), state.version("tiny", 3), state.version("other")
+    for asked in (*missing, state.versions("other"), state.set_scaling("other", Scaling())):
         with pytest.raises(NotFound):
-            await state.cluster_config()
-        first = ClusterConfig(cluster_id="c1", store_url="file:///s")
-        assert await state.cluster_config(first) == first
-        assert await state.cluster_config(replace(first, cluster_id="c2")) == first
-        assert await state.cluster_config() == first
-
-    on_state(scenario)
+            await asked
+    with pytest.raises(InvalidRecord):
+        await state.create_version(draft("Bad Name"), None)
 
 
-def test_versions_are_numbered_and_roll_back(on_state):
-    async def scenario(state: State) -> None:
-        one = await state.create_version(draft(), Scaling(min_instances=1))
-        two = await state.create_version(draft(image="d" * 64), None)
-        assert (one.version, two.version) == (1, 2)
-        head = await state.function("tiny")
-        assert (head.current, head.versions, head.scaling.min_instances) == (2, (1, 2), 1)
-        assert await state.version("tiny") == two
-        assert await state.version("tiny", 1) == one
-        assert (await state.set_current("tiny", 1)).current == 1
-        assert await state.version("tiny") == one
-        assert await state.versions("tiny") == [one, two]
-        with pytest.raises(NotFound):
-            await state.set_current("tiny", 3)
-        with pytest.raises(NotFound):
-            await state.version("tiny", 3)
-        with pytest.raises(NotFound):
-            await state.version("other")
-        with pytest.raises(NotFound):
-            await state.versions("other")
-        with pytest.raises(NotFound):
-            await state.set_scaling("other", Scaling())
-        with pytest.raises(InvalidRecord):
-            await state.create_version(draft("Bad Name"), None)
-
-    on_state(scenario)
+async def test_an_equal_draft_makes_no_version_but_takes_its_scaling(state: State):
+    one = await state.create_version(draft(), None)
+    cursor = (await state.snapshot()).cursor
+    again = await state.create_version(draft(created_at=5.0), Scaling(keep_alive_s=3))
+    assert again == one
+    assert (await state.function("tiny")).scaling.keep_alive_s == 3
+    await state.create_version(draft(), None)  # changes nothing, so it is not in the feed
+    await state.create_version(draft("second"), None)
+    changes = await after(state, cursor, 2)
+    assert [change.function.name for change in changes] == ["tiny", "second"]  # type: ignore[union-attr]
 
 
-def test_an_equal_draft_makes_no_version_but_takes_its_scaling(on_state):
-    async def scenario(state: State) -> None:
-        one = await state.create_version(draft(), None)
-        cursor = (await state.snapshot()).cursor
-        again = await state.create_version(draft(created_at=5.0), Scaling(keep_alive_s=3))
-        assert again == one
-        assert (await state.function("tiny")).scaling.keep_alive_s == 3
-        await state.create_version(draft(), None)  # changes nothing, so it is not in the feed
-        await state.create_version(draft("second"), None)
-        changes = await after(state, cursor, 2)
-        assert [change.function.name for change in changes] == ["tiny", "second"]  # type: ignore[union-attr]
-
-    on_state(scenario)
+async def test_concurrent_deploys_of_one_name_get_different_numbers(state: State):
+    drafts = [draft(image=f"{index:064x}") for index in range(20)]
+    versions = await asyncio.gather(*(state.create_version(one, None) for one in drafts))
+    assert sorted(version.version for version in versions) == list(range(1, 21))
+    assert (await state.function("tiny")).versions == tuple(range(1, 21))
 
 
-def test_concurrent_deploys_of_one_name_get_different_numbers(on_state):
-    async def scenario(state: State) -> None:
-        drafts = [draft(image=f"{index:064x}") for index in range(20)]
-        versions = await asyncio.gather(*(state.create_version(one, None) for one in drafts))
-        assert sorted(version.version for version in versions) == list(range(1, 21))
-        assert (await state.function("tiny")).versions == tuple(range(1, 21))
-
-    on_state(scenario)
-
-
-def test_a_deleted_function_is_gone_and_its_numbers_stay_used(on_state):
-    async def scenario(state: State) -> None:
-        await state.create_version(draft(), None)
-        cursor = (await state.snapshot()).cursor
+async def test_a_deleted_function_is_gone_and_its_numbers_stay_used(state: State):
+    await state.create_version(draft(), None)
+    cursor = (await state.snapshot()).cursor
+    await state.delete_function("tiny")
+    assert await state.functions() == []
+    assert await state.versions() == []
+    with pytest.raises(NotFound):
+        await state.function("tiny")
+    with pytest.raises(NotFound):
         await state.delete_function("tiny")
-        assert await state.functions() == []
-        assert await state.versions() == []
+    assert (await state.create_version(draft(), None)).version == 2
+    assert isinstance((await after(state, cursor, 1))[0], FunctionDeleted)
+
+
+async def test_snapshot_holds_everything_and_its_cursor_is_where_the_feed_goes_on(state: State):
+    version = await state.create_version(draft(), None)
+    await state.put_node(node(), 60)
+    await state.put_instance(instance(), 1)
+    demand = VersionLoad(gateway="g", function="tiny", version=1, in_flight=2, held=1)
+    await state.put_load_report("g", [demand], 60)
+    snapshot = await state.snapshot()
+    assert snapshot.versions == (version,)
+    assert [head.name for head in snapshot.functions] == ["tiny"]
+    assert [up.record for up in snapshot.nodes] == [node()]
+    assert 0 < snapshot.nodes[0].ttl_s <= 60
+    assert snapshot.instances == (instance(),)
+    assert snapshot.load_reports[0].loads == (demand,)
+    assert 0 < snapshot.load_reports[0].ttl_s <= 60
+    wish = ScaleTarget(function="tiny", instances=2, on=("n0",), token="t")
+    await state.request_scale(wish)
+    assert await after(state, snapshot.cursor, 1) == [ScaleRequested(target=wish)]
+
+
+async def test_the_feed_is_in_order_and_resumes_at_any_cursor(state: State):
+    start = (await state.snapshot()).cursor
+    expected: list[Change] = []
+    for index in range(10):
+        record = instance(progress=index / 10)
+        await state.put_instance(record, 1)
+        expected.append(InstanceChanged(record=record))
+    seen = []
+    feed = state.watch(start)
+    async for cursor, change in feed:
+        seen.append((cursor, change))
+        if len(seen) == 10:
+            break
+    await feed.aclose()  # type: ignore[attr-defined]
+    assert [change for _, change in seen] == expected
+    for index in range(9):
+        rest = await after(state, seen[index][0], 9 - index)
+        assert rest == expected[index + 1 :]
+
+
+async def test_a_watcher_gets_changes_as_they_happen(state: State):
+    cursor = (await state.snapshot()).cursor
+    waiting = asyncio.create_task(after(state, cursor, 1))
+    await asyncio.sleep(0)
+    await state.put_node(node(), 60)
+    assert await waiting == [NodeUp(record=node(), ttl_s=60)]
+
+
+async def test_watchers_do_not_disturb_each_other(state: State):
+    cursor = (await state.snapshot()).cursor
+    watchers = [asyncio.create_task(after(state, cursor, 5)) for _ in range(20)]
+    for index in range(5):
+        await state.put_instance(instance(f"i{index}"), 1)
+    results = await asyncio.gather(*watchers)
+    assert all(result == results[0] for result in results)
+
+
+async def test_a_cursor_that_the_feed_left_behind_is_refused(state: State):
+    cursor = (await state.snapshot()).cursor
+    for _ in range(3 * FEED_LENGTH):
+        await state.put_load_report("g", [], 60)
+    for bad in (cursor, "no such cursor", ""):
         with pytest.raises(NotFound):
-            await state.function("tiny")
-        with pytest.raises(NotFound):
-            await state.delete_function("tiny")
-        assert (await state.create_version(draft(), None)).version == 2
-        assert isinstance((await after(state, cursor, 1))[0], FunctionDeleted)
-
-    on_state(scenario)
+            await after(state, bad, 1)
 
 
-def test_snapshot_holds_everything_and_its_cursor_is_where_the_feed_goes_on(on_state):
-    async def scenario(state: State) -> None:
-        version = await state.create_version(draft(), None)
-        await state.put_node(node(), 60)
-        await state.put_instance(instance(), 1)
-        demand = VersionLoad(gateway="g", function="tiny", version=1, in_flight=2, held=1)
-        await state.put_load_report("g", [demand], 60)
-        snapshot = await state.snapshot()
-        assert snapshot.versions == (version,)
-        assert [head.name for head in snapshot.functions] == ["tiny"]
-        assert [up.record for up in snapshot.nodes] == [node()]
-        assert 0 < snapshot.nodes[0].ttl_s <= 60
-        assert snapshot.instances == (instance(),)
-        assert snapshot.load_reports[0].loads == (demand,)
-        assert 0 < snapshot.load_reports[0].ttl_s <= 60
-        wish = ScaleTarget(function="tiny", instances=2, on=("n0",), token="t")
-        await state.request_scale(wish)
-        assert await after(state, snapshot.cursor, 1) == [ScaleRequested(target=wish)]
-
-    on_state(scenario)
-
-
-def test_the_feed_is_in_order_and_resumes_at_any_cursor(on_state):
-    async def scenario(state: State) -> None:
-        start = (await state.snapshot()).cursor
-        expected: list[Change] = []
-        for index in range(10):
-            record = instance(progress=index / 10)
-            await state.put_instance(record, 1)
-            expected.append(InstanceChanged(record=record))
-        seen = []
-        feed = state.watch(start)
-        async for cursor, change in feed:
-            seen.append((cursor, change))
-            if len(seen) == 10:
-                break
-        await feed.aclose()  # type: ignore[attr-defined]
-        assert [change for _, change in seen] == expected
-        for index in range(9):
-            rest = await after(state, seen[index][0], 9 - index)
-            assert rest == expected[index + 1 :]
-
-    on_state(scenario)
-
-
-def test_a_watcher_gets_changes_as_they_happen(on_state):
-    async def scenario(state: State) -> None:
-        cursor = (await state.snapshot()).cursor
-        waiting = asyncio.create_task(after(state, cursor, 1))
-        await asyncio.sleep(0)
-        await state.put_node(node(), 60)
-        assert await waiting == [NodeUp(record=node(), ttl_s=60)]
-
-    on_state(scenario)
-
-
-def test_watchers_do_not_disturb_each_other(on_state):
-    async def scenario(state: State) -> None:
-        cursor = (await state.snapshot()).cursor
-        watchers = [asyncio.create_task(after(state, cursor, 5)) for _ in range(20)]
-        for index in range(5):
-            await state.put_instance(instance(f"i{index}"), 1)
-        results = await asyncio.gather(*watchers)
-        assert all(result == results[0] for result in results)
-
-    on_state(scenario)
-
-
-def test_a_cursor_that_the_feed_left_behind_is_refused(on_state):
-    async def scenario(state: State) -> None:
-        cursor = (await state.snapshot()).cursor
-        for _ in range(3 * FEED_LENGTH):
-            await state.put_load_report("g", [], 60)
-        for bad in (cursor, "no such cursor", ""):
-            with pytest.raises(NotFound):
-                await after(state, bad, 1)
-
-    on_state(scenario)
-
-
-def test_keys_are_stored_listed_and_revoked(on_state):
-    async def scenario(state: State) -> None:
-        key = new_api_key("acme", KeyRole.CALLER, "ci", functions=["tiny"], expires_at=5.0).key
-        other = new_api_key("acme", KeyRole.ADMIN, "ops").key
-        await state.put_key(key)
-        await state.put_key(other)
-        assert await state.key(key.id) == key
-        assert await state.keys() == sorted([key, other], key=lambda one: (one.created_at, one.id))
-        await state.put_key(replace(key, revoked_at=1.0))
-        assert (await state.key(key.id)).revoked_at == 1.0
-        with pytest.raises(NotFound):
-            await state.key("none")
-
-    on_state(scenario)
+async def test_keys_are_stored_listed_and_revoked(state: State):
+    key = new_api_key("acme", KeyRole.CALLER, "ci", functions=["tiny"], expires_at=5.0).key
+    other = new_api_key("acme", KeyRole.ADMIN, "ops").key
+    await state.put_key(key)
+    await state.put_key(other)
+    assert await state.key(key.id) == key
+    assert await state.keys() == sorted([key, other], key=lambda one: (one.created_at, one.id))
+    await state.put_key(replace(key, revoked_at=1.0))
+    assert (await state.key(key.id)).revoked_at == 1.0
+    with pytest.raises(NotFound):
+        await state.key("none")

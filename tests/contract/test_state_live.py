@@ -31,46 +31,38 @@ RECORD = LiveRecord(
 )
 
 
-def test_a_live_record_is_told_in_feed_and_snapshot(on_state):
-    async def scenario(state: State) -> None:
-        cursor = (await state.snapshot()).cursor
-        other = replace(RECORD, version=2, pipelines=())
-        await state.put_live(other, 60.0)
-        await state.put_live(RECORD, 60.0)
-        changes = await after(state, cursor, 2)
-        assert changes == [LiveChanged(record=other, ttl_s=60.0), LiveChanged(record=RECORD, ttl_s=60.0)]
-        found = (await state.snapshot()).live
-        assert [change.record for change in found] == [RECORD, other]
-        assert all(0 < change.ttl_s <= 60.0 for change in found)
-        assert RECORD.pipelines[0].name == "p1.2"
-
-    on_state(scenario)
+async def test_a_live_record_is_told_in_feed_and_snapshot(state: State):
+    cursor = (await state.snapshot()).cursor
+    other = replace(RECORD, version=2, pipelines=())
+    await state.put_live(other, 60.0)
+    await state.put_live(RECORD, 60.0)
+    changes = await after(state, cursor, 2)
+    assert changes == [LiveChanged(record=other, ttl_s=60.0), LiveChanged(record=RECORD, ttl_s=60.0)]
+    found = (await state.snapshot()).live
+    assert [change.record for change in found] == [RECORD, other]
+    assert all(0 < change.ttl_s <= 60.0 for change in found)
+    assert RECORD.pipelines[0].name == "p1.2"
 
 
-def test_an_older_record_changes_nothing_and_one_told_again_holds_for_longer(on_state):
-    async def scenario(state: State) -> None:
-        await state.put_live(RECORD, 60.0)
-        cursor = (await state.snapshot()).cursor
-        await state.put_live(replace(RECORD, serial=6), 60.0)
-        await state.put_live(replace(RECORD, controller_epoch=2, serial=9), 60.0)
-        await state.put_live(RECORD, 90.0)
-        later = replace(RECORD, controller_epoch=4, serial=0, pipelines=())
-        await state.put_live(later, 60.0)
-        assert await after(state, cursor, 2) == [
-            LiveChanged(record=RECORD, ttl_s=90.0),
-            LiveChanged(record=later, ttl_s=60.0),
-        ]
-        assert [change.record for change in (await state.snapshot()).live] == [later]
-
-    on_state(scenario)
+async def test_an_older_record_changes_nothing_and_one_told_again_holds_for_longer(state: State):
+    await state.put_live(RECORD, 60.0)
+    cursor = (await state.snapshot()).cursor
+    await state.put_live(replace(RECORD, serial=6), 60.0)
+    await state.put_live(replace(RECORD, controller_epoch=2, serial=9), 60.0)
+    await state.put_live(RECORD, 90.0)
+    later = replace(RECORD, controller_epoch=4, serial=0, pipelines=())
+    await state.put_live(later, 60.0)
+    assert await after(state, cursor, 2) == [
+        LiveChanged(record=RECORD, ttl_s=90.0),
+        LiveChanged(record=later, ttl_s=60.0),
+    ]
+    assert [change.record for change in (await state.snapshot()).live] == [later]
 
 
-def test_a_live_record_lapses(on_lapsing_state):
-    async def scenario(state: State, lapse: Lapse) -> None:
-        await state.put_live(RECORD, LAPSE_S)
-        await lapse()
-        assert (await state.snapshot()).live == ()
-        await state.put_live(replace(RECORD, controller_epoch=1, serial=0), 60.0)  # nothing is known of it
-        assert len((await state.snapshot()).live) == 1
-
-    on_lapsing_state(scenario)
+async def test_a_live_record_lapses(lapsing_state: tuple[State, Lapse]):
+    state, lapse = lapsing_state
+    await state.put_live(RECORD, LAPSE_S)
+    await lapse()
+    assert (await state.snapshot()).live == ()
+    await state.put_live(replace(RECORD, controller_epoch=1, serial=0), 60.0)  # nothing is known of it
+    assert len((await state.snapshot()).live) == 1

@@ -12,179 +12,145 @@ from tests.fixtures.registry_records import instance, node
 from tests.fixtures.state import LAPSE_S, Lapse, after
 
 
-def test_epochs_of_a_node_only_grow(on_state):
-    async def scenario(state: State) -> None:
-        assert await state.next_node_epoch("n0") < await state.next_node_epoch("n0")
-        assert await state.next_node_epoch("n1") == 1
-        await state.put_node(node("n1", epoch=5), 60)
-        assert await state.next_node_epoch("n1") == 6
-
-    on_state(scenario)
+async def test_epochs_of_a_node_only_grow(state: State):
+    assert await state.next_node_epoch("n0") < await state.next_node_epoch("n0")
+    assert await state.next_node_epoch("n1") == 1
+    await state.put_node(node("n1", epoch=5), 60)
+    assert await state.next_node_epoch("n1") == 6
 
 
-def test_a_former_process_of_a_node_is_fenced(on_state):
-    async def scenario(state: State) -> None:
+async def test_a_former_process_of_a_node_is_fenced(state: State):
+    await state.put_node(node(epoch=1), 60)
+    await state.put_instance(instance(), 1)
+    await state.put_node(node(epoch=2), 60)
+    with pytest.raises(StaleEpoch):
         await state.put_node(node(epoch=1), 60)
-        await state.put_instance(instance(), 1)
-        await state.put_node(node(epoch=2), 60)
-        with pytest.raises(StaleEpoch):
-            await state.put_node(node(epoch=1), 60)
-        with pytest.raises(StaleEpoch):
-            await state.put_instance(instance("late"), 1)
-        await state.remove_node("n0", 1)
-        snapshot = await state.snapshot()
-        assert [up.record.epoch for up in snapshot.nodes] == [2]
-        assert snapshot.instances == ()  # they went with the process that had them
-
-    on_state(scenario)
+    with pytest.raises(StaleEpoch):
+        await state.put_instance(instance("late"), 1)
+    await state.remove_node("n0", 1)
+    snapshot = await state.snapshot()
+    assert [up.record.epoch for up in snapshot.nodes] == [2]
+    assert snapshot.instances == ()  # they went with the process that had them
 
 
-def test_an_epoch_given_out_fences_before_its_first_heartbeat(on_state):
-    async def scenario(state: State) -> None:
-        await state.put_node(node(epoch=await state.next_node_epoch("n0")), 60)
-        await state.next_node_epoch("n0")
-        with pytest.raises(StaleEpoch):
-            await state.put_node(node(epoch=1), 60)
-
-    on_state(scenario)
-
-
-def test_the_feed_tells_that_a_node_was_replaced(on_state):
-    async def scenario(state: State) -> None:
+async def test_an_epoch_given_out_fences_before_its_first_heartbeat(state: State):
+    await state.put_node(node(epoch=await state.next_node_epoch("n0")), 60)
+    await state.next_node_epoch("n0")
+    with pytest.raises(StaleEpoch):
         await state.put_node(node(epoch=1), 60)
-        cursor = (await state.snapshot()).cursor
-        await state.put_instance(instance("early"), 2)  # before the first heartbeat of epoch 2
-        await state.put_node(node(epoch=2), 60)
-        early = InstanceChanged(record=instance("early"))
-        assert await after(state, cursor, 4) == [
-            early,
-            NodeGone(id="n0", epoch=1),
-            NodeUp(record=node(epoch=2), ttl_s=60),
-            early,
-        ]
-        assert (await state.snapshot()).instances == (instance("early"),)
-
-    on_state(scenario)
 
 
-def test_a_removed_node_takes_its_instances_along(on_state):
-    async def scenario(state: State) -> None:
-        await state.put_node(node(), 60)
-        await state.put_instance(instance(), 1)
-        cursor = (await state.snapshot()).cursor
-        await state.remove_node("n0", 1)
-        await state.remove_node("n0", 1)
-        await state.put_node(node("n1"), 60)
-        snapshot = await state.snapshot()
-        assert [up.record.id for up in snapshot.nodes] == ["n1"]
-        assert snapshot.instances == ()
-        gone, up = await after(state, cursor, 2)
-        assert gone == NodeGone(id="n0", epoch=1)
-        assert isinstance(up, NodeUp)
-
-    on_state(scenario)
+async def test_the_feed_tells_that_a_node_was_replaced(state: State):
+    await state.put_node(node(epoch=1), 60)
+    cursor = (await state.snapshot()).cursor
+    await state.put_instance(instance("early"), 2)  # before the first heartbeat of epoch 2
+    await state.put_node(node(epoch=2), 60)
+    early = InstanceChanged(record=instance("early"))
+    assert await after(state, cursor, 4) == [
+        early,
+        NodeGone(id="n0", epoch=1),
+        NodeUp(record=node(epoch=2), ttl_s=60),
+        early,
+    ]
+    assert (await state.snapshot()).instances == (instance("early"),)
 
 
-def test_a_node_without_heartbeats_vanishes_and_comes_back_with_its_instances(on_lapsing_state):
-    async def scenario(state: State, lapse: Lapse) -> None:
-        await state.put_node(node(), LAPSE_S)
-        await state.put_instance(instance(), 1)
-        await lapse()
-        snapshot = await state.snapshot()
-        assert (snapshot.nodes, snapshot.instances) == ((), ())
-        cursor = snapshot.cursor
-        await state.put_node(node(), 60)
-        assert (await state.snapshot()).instances == (instance(),)
-        assert await after(state, cursor, 2) == [
-            NodeUp(record=node(), ttl_s=60),
-            InstanceChanged(record=instance()),
-        ]
-
-    on_lapsing_state(scenario)
+async def test_a_removed_node_takes_its_instances_along(state: State):
+    await state.put_node(node(), 60)
+    await state.put_instance(instance(), 1)
+    cursor = (await state.snapshot()).cursor
+    await state.remove_node("n0", 1)
+    await state.remove_node("n0", 1)
+    await state.put_node(node("n1"), 60)
+    snapshot = await state.snapshot()
+    assert [up.record.id for up in snapshot.nodes] == ["n1"]
+    assert snapshot.instances == ()
+    gone, up = await after(state, cursor, 2)
+    assert gone == NodeGone(id="n0", epoch=1)
+    assert isinstance(up, NodeUp)
 
 
-def test_a_final_instance_is_deleted_and_announced(on_state):
-    async def scenario(state: State) -> None:
-        await state.put_node(node(), 60)
-        await state.put_instance(instance(), 1)
-        cursor = (await state.snapshot()).cursor
-        final = instance(state=InstanceState.FAILED, error="out of memory")
-        await state.put_instance(final, 1)
-        assert (await state.snapshot()).instances == ()
-        assert await after(state, cursor, 1) == [InstanceChanged(record=final)]
-
-    on_state(scenario)
-
-
-def test_demand_of_a_silent_gateway_vanishes(on_lapsing_state):
-    async def scenario(state: State, lapse: Lapse) -> None:
-        await state.put_load_report("g", [], LAPSE_S)
-        await lapse()
-        assert (await state.snapshot()).load_reports == ()
-
-    on_lapsing_state(scenario)
+async def test_a_node_without_heartbeats_vanishes_and_comes_back_with_its_instances(
+    lapsing_state: tuple[State, Lapse],
+):
+    state, lapse = lapsing_state
+    await state.put_node(node(), LAPSE_S)
+    await state.put_instance(instance(), 1)
+    await lapse()
+    snapshot = await state.snapshot()
+    assert (snapshot.nodes, snapshot.instances) == ((), ())
+    cursor = snapshot.cursor
+    await state.put_node(node(), 60)
+    assert (await state.snapshot()).instances == (instance(),)
+    assert await after(state, cursor, 2) == [
+        NodeUp(record=node(), ttl_s=60),
+        InstanceChanged(record=instance()),
+    ]
 
 
-def test_demand_replaces_what_the_gateway_said_before(on_state):
-    async def scenario(state: State) -> None:
-        one = VersionLoad(gateway="g", function="tiny", version=1, in_flight=1, held=0)
-        cursor = (await state.snapshot()).cursor
-        await state.put_load_report("g", [one], 60)
-        await state.put_load_report("g", [], 60)
-        assert [change.loads for change in (await state.snapshot()).load_reports] == [()]
-        assert await after(state, cursor, 2) == [
-            LoadReport(gateway="g", loads=(one,), ttl_s=60),
-            LoadReport(gateway="g", loads=(), ttl_s=60),
-        ]
-
-    on_state(scenario)
+async def test_a_final_instance_is_deleted_and_announced(state: State):
+    await state.put_node(node(), 60)
+    await state.put_instance(instance(), 1)
+    cursor = (await state.snapshot()).cursor
+    final = instance(state=InstanceState.FAILED, error="out of memory")
+    await state.put_instance(final, 1)
+    assert (await state.snapshot()).instances == ()
+    assert await after(state, cursor, 1) == [InstanceChanged(record=final)]
 
 
-def test_a_wish_is_announced_once_a_token(on_state):
-    async def scenario(state: State) -> None:
-        cursor = (await state.snapshot()).cursor
-        wishes = [
-            ScaleTarget(function="tiny", instances=count, token=token)
-            for count, token in ((1, "a"), (1, "a"), (2, "b"), (3, ""), (3, ""))
-        ]
-        for wish in wishes:
-            await state.request_scale(wish)
-        changes = await after(state, cursor, 4)
-        assert [change.target.instances for change in changes] == [1, 2, 3, 3]  # type: ignore[union-attr]
-
-    on_state(scenario)
+async def test_demand_of_a_silent_gateway_vanishes(lapsing_state: tuple[State, Lapse]):
+    state, lapse = lapsing_state
+    await state.put_load_report("g", [], LAPSE_S)
+    await lapse()
+    assert (await state.snapshot()).load_reports == ()
 
 
-def test_a_lease_has_one_holder_and_a_growing_epoch(on_state):
-    async def scenario(state: State) -> None:
-        first = await state.acquire_lease("controller", "a", 60)
-        assert first is not None
-        assert await state.acquire_lease("controller", "b", 60) is None
-        assert await state.acquire_lease("controller", "a", 60) == first
-        await state.release_lease("controller", "b")  # not the holder: nothing happens
-        assert await state.acquire_lease("controller", "b", 60) is None
-        await state.release_lease("controller", "a")
-        second = await state.acquire_lease("controller", "b", 60)
-        assert second is not None and second > first
-        assert await state.acquire_lease("other", "b", 60) == 1
-
-    on_state(scenario)
+async def test_demand_replaces_what_the_gateway_said_before(state: State):
+    one = VersionLoad(gateway="g", function="tiny", version=1, in_flight=1, held=0)
+    cursor = (await state.snapshot()).cursor
+    await state.put_load_report("g", [one], 60)
+    await state.put_load_report("g", [], 60)
+    assert [change.loads for change in (await state.snapshot()).load_reports] == [()]
+    assert await after(state, cursor, 2) == [
+        LoadReport(gateway="g", loads=(one,), ttl_s=60),
+        LoadReport(gateway="g", loads=(), ttl_s=60),
+    ]
 
 
-def test_one_of_many_gets_the_lease(on_state):
-    async def scenario(state: State) -> None:
-        tries = [state.acquire_lease("controller", f"g{index}", 60) for index in range(50)]
-        assert sorted(await asyncio.gather(*tries), key=str) == [1, *[None] * 49]
+async def test_a_wish_is_announced_once_a_token(state: State):
+    cursor = (await state.snapshot()).cursor
+    wishes = [
+        ScaleTarget(function="tiny", instances=count, token=token)
+        for count, token in ((1, "a"), (1, "a"), (2, "b"), (3, ""), (3, ""))
+    ]
+    for wish in wishes:
+        await state.request_scale(wish)
+    changes = await after(state, cursor, 4)
+    assert [change.target.instances for change in changes] == [1, 2, 3, 3]  # type: ignore[union-attr]
 
-    on_state(scenario)
+
+async def test_a_lease_has_one_holder_and_a_growing_epoch(state: State):
+    first = await state.acquire_lease("controller", "a", 60)
+    assert first is not None
+    assert await state.acquire_lease("controller", "b", 60) is None
+    assert await state.acquire_lease("controller", "a", 60) == first
+    await state.release_lease("controller", "b")  # not the holder: nothing happens
+    assert await state.acquire_lease("controller", "b", 60) is None
+    await state.release_lease("controller", "a")
+    second = await state.acquire_lease("controller", "b", 60)
+    assert second is not None and second > first
+    assert await state.acquire_lease("other", "b", 60) == 1
 
 
-def test_a_lease_runs_out(on_lapsing_state):
-    async def scenario(state: State, lapse: Lapse) -> None:
-        first = await state.acquire_lease("controller", "a", LAPSE_S)
-        await lapse()
-        second = await state.acquire_lease("controller", "b", 60)
-        assert first is not None and second is not None and second > first
-        assert await state.acquire_lease("controller", "a", 60) is None
+async def test_one_of_many_gets_the_lease(state: State):
+    tries = [state.acquire_lease("controller", f"g{index}", 60) for index in range(50)]
+    assert sorted(await asyncio.gather(*tries), key=str) == [1, *[None] * 49]
 
-    on_lapsing_state(scenario)
+
+async def test_a_lease_runs_out(lapsing_state: tuple[State, Lapse]):
+    state, lapse = lapsing_state
+    first = await state.acquire_lease("controller", "a", LAPSE_S)
+    await lapse()
+    second = await state.acquire_lease("controller", "b", 60)
+    assert first is not None and second is not None and second > first
+    assert await state.acquire_lease("controller", "a", 60) is None

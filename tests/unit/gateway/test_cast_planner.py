@@ -43,11 +43,15 @@ IMAGE = VERSION.image or ""
 class World:
     """A state cache, and the casts of one gateway; `arriving` names nodes to which the image is coming."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: str, **holders: Tier) -> None:
         self.state_cache = ClusterStateCache()
         numbers = count()
         self.casts = CastPlanner(lambda: f"c{next(numbers)}")
         self.arriving: list[str] = []
+        for id_, tier in holders.items():
+            self.node(id_, tier)
+        for id_ in others:
+            self.node(id_)
 
     def node(self, id_: str, *tiers: Tier, host: str = "", **changes: object) -> None:
         holdings = (make_holding("image", *tiers, nbytes=64 * MIB),) if tiers else ()
@@ -82,11 +86,7 @@ def names(cast: CastRecord) -> tuple[list[str], list[str]]:
 
 
 def test_all_who_start_at_once_are_one_cast_from_all_holders() -> None:
-    world = World()
-    world.node("a", Tier.HOST)
-    world.node("b", Tier.GPU)
-    for id_ in ("t0", "t1", "t2"):
-        world.node(id_)
+    world = World("t0", "t1", "t2", a=Tier.HOST, b=Tier.GPU)
     delivery = world.deliver("t0", "t1", "t2")
     cast = cast_of(delivery)
     assert names(cast) == (["a", "b"], ["t0", "t1", "t2"])
@@ -150,10 +150,7 @@ def test_where_nobody_has_it_the_one_that_reads_the_store_is_the_source() -> Non
 
 
 def test_a_late_start_joins_the_cast_that_runs() -> None:
-    world = World()
-    for id_ in ("t0", "t1", "late"):
-        world.node(id_)
-    world.node("a", Tier.HOST)
+    world = World("t0", "t1", "late", a=Tier.HOST)
     first = cast_of(world.deliver("t0", "t1"))
     world.arriving = ["t0", "t1"]
     world.state_cache.apply(CastChanged(record=first), 0.0)
@@ -167,11 +164,7 @@ def test_a_late_start_joins_the_cast_that_runs() -> None:
 
 
 def test_another_gateway_joins_what_the_feed_told_of() -> None:
-    one, other = World(), World()
-    for world in (one, other):
-        world.node("a", Tier.HOST)
-        world.node("t0")
-        world.node("late")
+    one, other = (World("t0", "late", a=Tier.HOST) for _ in range(2))
     cast = cast_of(one.deliver("t0"))
     other.arriving = ["t0"]
     other.state_cache.apply(CastChanged(record=cast), 0.0)
@@ -179,16 +172,10 @@ def test_another_gateway_joins_what_the_feed_told_of() -> None:
 
 
 def test_nobody_joins_a_cast_that_has_ended_or_whose_sources_are_gone() -> None:
-    world = World()
-    world.node("a", Tier.HOST)
-    world.node("t0")
-    world.node("t1")
+    world = World("t0", "t1", a=Tier.HOST)
     first = cast_of(world.deliver("t0"))
     assert cast_of(world.deliver("t1")).cast_id != first.cast_id  # nobody is loading any more
-    world = World()
-    world.node("a", Tier.HOST)
-    world.node("t0")
-    world.node("t1")
+    world = World("t0", "t1", a=Tier.HOST)
     first = cast_of(world.deliver("t0"))
     world.node("a")
     world.arriving = ["t0"]
@@ -197,10 +184,7 @@ def test_nobody_joins_a_cast_that_has_ended_or_whose_sources_are_gone() -> None:
 
 
 def test_a_member_that_starts_again_joins_by_its_new_address() -> None:
-    world = World()
-    world.node("a", Tier.HOST)
-    world.node("t0")
-    world.node("t1")
+    world = World("t0", "t1", a=Tier.HOST)
     first = cast_of(world.deliver("t0", "t1"))
     world.arriving = ["t1"]
     world.node("t0", cast="tcp://elsewhere:1")
@@ -211,10 +195,7 @@ def test_a_member_that_starts_again_joins_by_its_new_address() -> None:
 
 
 def test_starts_and_warms_of_a_step_are_given_their_cast() -> None:
-    world = World()
-    world.node("a", Tier.HOST)
-    world.node("t0")
-    world.node("t1")
+    world = World("t0", "t1", a=Tier.HOST)
     holder = choose_sources(IMAGE, [world.record("t0")], list(world.state_cache.usable_nodes()), []).holders[
         "t0"
     ]
@@ -270,10 +251,7 @@ def test_blocks_are_whole_units_neither_too_fine_nor_too_coarse(
 
 
 async def test_each_cast_is_published_once_and_no_node_that_did_not_begin_is_waited_for() -> None:
-    world, state = World(), MemoryState()
-    world.node("a", Tier.HOST)
-    world.node("t0")
-    world.node("t1")
+    world, state = World("t0", "t1", a=Tier.HOST), MemoryState()
     cast, records = cast_of(world.deliver("t0", "t1")), CastPublisher(state)
 
     async def call(node: str) -> None:
@@ -298,9 +276,7 @@ async def test_a_start_does_not_wait_for_a_state_that_is_away() -> None:
         async def put_cast(self, record: CastRecord) -> None:
             raise StateUnavailable("away")
 
-    world = World()
-    world.node("a", Tier.HOST)
-    world.node("t0")
+    world = World("t0", a=Tier.HOST)
     records = CastPublisher(Away())
     async with records.joining(cast_of(world.deliver("t0")), "t0"):
         pass
@@ -316,10 +292,7 @@ async def test_a_cast_whose_first_start_is_given_up_is_published_by_the_next() -
                 await asyncio.Event().wait()
             await super().put_cast(record)
 
-    world, state = World(), Slow()
-    world.node("a", Tier.HOST)
-    world.node("t0")
-    world.node("t1")
+    world, state = World("t0", "t1", a=Tier.HOST), Slow()
     cast, records = cast_of(world.deliver("t0", "t1")), CastPublisher(state, PATIENCE_S)
     first = asyncio.create_task(records.publish(cast))
     await state.asked.wait()
@@ -346,9 +319,7 @@ def test_few_of_the_casts_of_a_gateway_that_plans_no_steps_are_remembered() -> N
 
 @pytest.mark.parametrize("published", [True, False])
 def test_one_more_start_on_a_node_that_takes_part_already_is_no_cast(published: bool) -> None:
-    world = World()
-    for id_ in ("reader", "t0", "new"):
-        world.node(id_)
+    world = World("reader", "t0", "new")
     cast = cast_of(world.deliver("reader", "t0"))
     if published:
         world.state_cache.apply(CastChanged(record=cast), 0.0)
@@ -367,8 +338,7 @@ def test_one_more_start_on_a_node_that_takes_part_already_is_no_cast(published: 
 
 
 def test_of_more_hosts_than_a_cast_may_have_some_ask_the_holders() -> None:
-    world = World()
-    world.node("source", Tier.HOST)
+    world = World(source=Tier.HOST)
     targets = [f"t{number}" for number in range(MAX_CAST_MEMBERS + 5)]
     for id_ in targets:
         world.node(id_)

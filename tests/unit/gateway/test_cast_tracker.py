@@ -22,17 +22,20 @@ from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.registry_records import cast, cast_progress, node
 
 LATE = CastMember(node="n9", host="h9", address="tcp://127.0.0.1:9")
+EMPTY = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), load_reports=())
 
 
 class Cluster:
-    """A state cache with nodes n0, n1 and n2, and the ends of casts that it reported."""
+    """A state cache with nodes n0, n1 and n2 and a cast since 1 s, and the ends of casts that it reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, planned: bool = True) -> None:
         self.state_cache = ClusterStateCache()
         self.ends: list[CastEnded] = []
         self.state_cache.cast_tracker.subscribe(self.ends.append)
         for index in range(3):
             self.up(f"n{index}")
+        if planned:
+            self.plan(1.0)
 
     def up(self, name: str, epoch: int = 1, now: float = 0.0) -> None:
         self.state_cache.apply(NodeUp(record=node(name, epoch), ttl_s=10.0), now)
@@ -50,7 +53,6 @@ class Cluster:
 
 def test_a_cast_ends_once_with_its_last_target() -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.end("n1", 2.0)
     cluster.end("n1", 2.5)  # reported again
     assert not cluster.ends and "c0" in repr(cluster.state_cache.cast_tracker)
@@ -62,7 +64,6 @@ def test_a_cast_ends_once_with_its_last_target() -> None:
 def test_it_waits_for_those_that_joined_but_ends_no_second_time() -> None:
     cluster = Cluster()
     joined = (*cast().members, LATE)
-    cluster.plan(1.0)
     cluster.plan(2.0, members=joined, epoch=1)
     cluster.plan(2.5)  # of a controller that is behind
     cluster.end("n1", 3.0)
@@ -78,7 +79,6 @@ def test_it_waits_for_those_that_joined_but_ends_no_second_time() -> None:
 @pytest.mark.parametrize("how", ["gone", "lapsed", "anew"])
 def test_a_target_that_is_lost_has_failed(how: str) -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.end("n1", 2.0)
     if how == "gone":
         cluster.state_cache.apply(NodeGone(id="n2", epoch=1), 3.0)
@@ -93,7 +93,6 @@ def test_a_target_that_is_lost_has_failed(how: str) -> None:
 @pytest.mark.parametrize("port", [3, 33])
 def test_a_target_that_comes_back_is_waited_for_again(port: int) -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.up("n2", epoch=2, now=2.0)
     back = replace(cast().members[2], address=f"tcp://127.0.0.1:{port}", epoch=1)
     cluster.plan(3.0, members=(*cast().members[:2], back), epoch=1)
@@ -105,7 +104,6 @@ def test_a_target_that_comes_back_is_waited_for_again(port: int) -> None:
 
 def test_the_last_word_of_its_earlier_part_may_come_once_more() -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.end("n2", 2.0, CastState.FAILED)
     back = replace(cast().members[2], epoch=1)
     cluster.plan(3.0, members=(*cast().members[:2], back), epoch=1)
@@ -119,7 +117,6 @@ def test_the_last_word_of_its_earlier_part_may_come_once_more() -> None:
 def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
     cluster = Cluster()
     record = cast()
-    cluster.plan(1.0)
     cluster.end("n2", 2.0, CastState.FAILED)
     nodes = [node("n2", host="h2", cast="tcp://127.0.0.1:3"), node("n9", host="h9")]
     joined = join(record, nodes, 1.0)
@@ -134,7 +131,6 @@ def test_one_that_comes_back_beside_a_new_one_is_waited_for() -> None:
 
 def test_one_that_joins_brings_no_lost_one_back() -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.state_cache.apply(NodeGone(id="n2", epoch=1), 3.0)
     cluster.plan(4.0, members=(*cast().members, LATE), epoch=1)
     cluster.end("n1", 4.5)
@@ -144,7 +140,6 @@ def test_one_that_joins_brings_no_lost_one_back() -> None:
 
 def test_a_source_that_is_lost_ends_nothing() -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.state_cache.apply(NodeGone(id="n0", epoch=1), 2.0)
     cluster.end("n1", 3.0)
     cluster.end("n2", 4.0, CastState.CANCELLED)
@@ -152,11 +147,8 @@ def test_a_source_that_is_lost_ends_nothing() -> None:
 
 
 def test_a_cast_of_a_snapshot_was_not_heard_of_from_its_begin() -> None:
-    cluster = Cluster()
-    snapshot = Snapshot(
-        cursor="1", functions=(), versions=(), nodes=(), instances=(), load_reports=(), casts=(cast(),)
-    )
-    cluster.state_cache.load(snapshot, 0.0)
+    cluster = Cluster(planned=False)
+    cluster.state_cache.load(replace(EMPTY, casts=(cast(),)), 0.0)
     cluster.end("n1", 3.0)
     cluster.end("n2", 4.0)
     assert not cluster.ends
@@ -165,18 +157,10 @@ def test_a_cast_of_a_snapshot_was_not_heard_of_from_its_begin() -> None:
 @pytest.mark.parametrize("back", [False, True])
 def test_what_was_lost_while_the_feed_was_cut_off_is_waited_for_no_longer(back: bool) -> None:
     cluster = Cluster()
-    cluster.plan(1.0)
     cluster.end("n1", 2.0)
     there = [node("n0"), node("n1"), *([node("n2", 2)] if back else [])]
-    snapshot = Snapshot(
-        cursor="",
-        functions=(),
-        versions=(),
-        nodes=tuple(NodeUp(record=one, ttl_s=10.0) for one in there),
-        instances=(),
-        load_reports=(),
-    )
-    cluster.state_cache.load(snapshot, 5.0)
+    nodes = tuple(NodeUp(record=one, ttl_s=10.0) for one in there)
+    cluster.state_cache.load(replace(EMPTY, nodes=nodes), 5.0)
     assert cluster.reported() == [(4.0, CastState.FAILED)]
 
 
@@ -199,7 +183,7 @@ class Gap(MemoryState):
 
 @pytest.mark.parametrize("gone", [False, True])
 async def test_last_words_that_were_said_while_the_feed_was_cut_off_are_heard(gone: bool) -> None:
-    state, cluster, changes = Gap(), Cluster(), ChangeCondition()
+    state, cluster, changes = Gap(), Cluster(planned=False), ChangeCondition()
     for name in ("n0", "n1", "n2"):
         await state.put_node(node(name), 60.0)
     sync = ClusterStateSync(state, cluster.state_cache, changes, SystemClock())
@@ -229,26 +213,11 @@ def test_only_so_many_are_kept() -> None:
 
 
 def test_metrics_tell_how_long_casts_took_and_what_came_by_which_transport() -> None:
-    view = Snapshot(
-        cursor="",
-        functions=(),
-        versions=(),
-        nodes=(
-            NodeUp(
-                record=node(
-                    "n1",
-                    counters={"cast_recv_bytes": 5, "cast_recv_bytes_tcp": 4, "cast_recv_bytes_shm": 1},
-                ),
-                ttl_s=6.0,
-            ),
-        ),
-        instances=(),
-        load_reports=(),
-    )
+    counters = {"cast_recv_bytes": 5, "cast_recv_bytes_tcp": 4, "cast_recv_bytes_shm": 1}
+    view = replace(EMPTY, nodes=(NodeUp(record=node("n1", counters=counters), ttl_s=6.0),))
     metrics = Metrics(lambda: view)
     cluster = Cluster()
     cluster.state_cache.cast_tracker.subscribe(metrics.note_cast)
-    cluster.plan(1.0)
     cluster.end("n1", 2.0)
     cluster.end("n2", 3.0)
     text = metrics.render().decode()

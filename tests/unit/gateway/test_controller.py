@@ -42,7 +42,7 @@ async def first_holder(cluster: FakeCluster, version: FunctionVersion) -> str:
     """Return the node that keeps the copy in host memory, once there is one."""
     state_cache, image = cluster.control.state_cache, version.image
     assert image is not None
-    await cluster.control.changes.wait_for(lambda: len(state_cache.holders(image, Tier.HOST)) == 1)
+    await cluster.until(lambda: len(state_cache.holders(image, Tier.HOST)) == 1)
     return state_cache.holders(image, Tier.HOST)[0].id
 
 
@@ -59,14 +59,12 @@ async def test_idle_instances_go_after_keep_alive_and_the_host_copy_stays() -> N
 
 async def test_load_starts_several_at_once_and_they_go_when_it_ends() -> None:
     async with open_cluster(3, policy=ConcurrencyTarget(stable_s=0.05)) as cluster:
-        for node in cluster.nodes.values():
-            node.token.close()
+        cluster.hold_tokens()
         version = await cluster.deploy(QUICK)
         calls = [asyncio.create_task(ask(cluster.control, make_call(version))) for _ in range(3)]
         await cluster.until_ready(3)
         assert cluster.counts("starts") == 3
-        for node in cluster.nodes.values():
-            node.token.open()
+        cluster.give_tokens()
         assert [(await call).ids for call in calls] == [EXPECTED] * 3
         await cluster.until_gone()
 
@@ -78,7 +76,7 @@ async def test_every_deployed_image_gets_a_host_copy_and_gets_it_again_when_the_
         assert cluster.counts("warms") == 1
         holders = lambda: cluster.control.state_cache.holders(version.image or "", Tier.HOST)  # noqa: E731
         await cluster.nodes[dead].kill()
-        await cluster.control.changes.wait_for(lambda: {n.id for n in holders()} - {dead} != set())
+        await cluster.until(lambda: {n.id for n in holders()} - {dead} != set())
 
 
 async def test_surplus_host_copies_go_when_idle_but_never_the_last() -> None:
@@ -91,9 +89,7 @@ async def test_surplus_host_copies_go_when_idle_but_never_the_last() -> None:
             holdings = tuple(replace(h, last_used_at=1.0) for h in node.record.holdings)
             node._record = replace(node.record, holdings=holdings)
             await node.beat()
-        await cluster.control.changes.wait_for(
-            lambda: len(cluster.control.state_cache.holders(version.image, Tier.HOST)) == 1
-        )
+        await cluster.until(lambda: len(cluster.control.state_cache.holders(version.image, Tier.HOST)) == 1)
         assert cluster.counts("drops") == 1
 
 
@@ -146,7 +142,7 @@ async def test_a_redeploy_under_load_fails_no_call_and_replaces_the_instances() 
         assert cluster.control.state_cache.ready(key)  # the old one stays until the new one is ready
         for one in gate:
             one.open()
-        await cluster.control.changes.wait_for(lambda: not cluster.control.state_cache.instances(key))
+        await cluster.until(lambda: not cluster.control.state_cache.instances(key))
         await asyncio.gather(*(cluster.nodes[i.node].served(20) for i in cluster.ready()))
         stop.set()
         await asyncio.gather(*clients)
@@ -158,20 +154,14 @@ async def test_a_call_on_the_old_version_ends_there() -> None:
     async with open_cluster(2) as cluster:
         old = await cluster.deploy(Scaling(keep_alive_s=30.0))
         await cluster.control.cluster.scale("f", 1, (), wait=True)
-        for node in cluster.nodes.values():
-            node.token.close()
+        cluster.hold_tokens()
         running = asyncio.create_task(ask(cluster.control, make_call(old)))
-        await cluster.control.changes.wait_for(lambda: cluster.control.stats().in_flight == 1)
+        await cluster.until(lambda: cluster.control.stats().in_flight == 1)
         new = await cluster.deploy(image="image-2")
-        await cluster.control.changes.wait_for(
-            lambda: bool(cluster.control.state_cache.ready(VersionKey("f", new.version)))
-        )
-        for node in cluster.nodes.values():
-            node.token.open()
+        await cluster.until(lambda: bool(cluster.control.state_cache.ready(VersionKey("f", new.version))))
+        cluster.give_tokens()
         assert (await running).ids == EXPECTED
-        await cluster.control.changes.wait_for(
-            lambda: not cluster.control.state_cache.instances(VersionKey("f", old.version))
-        )
+        await cluster.until(lambda: not cluster.control.state_cache.instances(VersionKey("f", old.version)))
         pinned = await ask(cluster.control, make_call(old))  # an old version may still be called
         assert pinned.ids == EXPECTED
 
@@ -189,7 +179,7 @@ async def test_one_of_two_gateways_controls_and_the_other_takes_over() -> None:
     async with open_cluster(2, settings=FAST) as cluster:
         async with open_gateway(cluster, "g1", FAST) as other:
             version = await cluster.deploy(Scaling(target_concurrency=1, max_instances=1))
-            await cluster.control.changes.wait_for(lambda: cluster.control.stats().controller_epoch == 1)
+            await cluster.until(lambda: cluster.control.stats().controller_epoch == 1)
             await other.changes.wait_for(lambda: other.state_cache.current("f") == version)
             answer = await ask(other, make_call(version))  # its demand goes through the state
             assert answer.ids == EXPECTED
@@ -231,8 +221,7 @@ async def test_who_begins_to_lead_stops_nothing_that_is_asked_for() -> None:
             second = await stack.enter_async_context(open_gateway(cluster, "second", settings))
             cluster.gateways.append(second)
             version = await cluster.deploy(Scaling(keep_alive_s=0.0, target_concurrency=1))
-            for node in cluster.nodes.values():
-                node.token.close()
+            cluster.hold_tokens()
             asked = [
                 asyncio.create_task(ask(second, make_call(version, request_id=f"c{number}")))
                 for number in range(3)
@@ -241,8 +230,7 @@ async def test_who_begins_to_lead_stops_nothing_that_is_asked_for() -> None:
             await second.changes.wait_for(lambda: second.stats().in_flight == 3)
         await second.changes.wait_for(lambda: list(second.stats().desired.values()) == [3])
         assert len(second.state_cache.ready(VersionKey("f", 1))) == 3
-        for node in cluster.nodes.values():
-            node.token.open()
+        cluster.give_tokens()
         assert [answer.ids for answer in await asyncio.gather(*asked)] == [EXPECTED] * 3
 
 
@@ -316,7 +304,7 @@ async def test_while_the_state_is_away_routes_keep_serving_and_starts_wait() -> 
         other = await cluster.deploy(name="g", image="image-2")
         await ask(cluster.control, make_call(version))
         state.gone.set()
-        await cluster.control.changes.wait_for(lambda: not cluster.control.stats().state_alive)
+        await cluster.until(lambda: not cluster.control.stats().state_alive)
         assert (await ask(cluster.control, make_call(version))).ids == EXPECTED
         starts = cluster.counts("starts")
         async with cluster.control.dispatcher.run(make_call(other)) as events:
@@ -330,7 +318,7 @@ async def test_a_lost_lease_lets_a_node_expire_from_routing() -> None:
     async with open_cluster(1, ttl_s=1.0) as cluster:
         version = await cluster.deploy()
         assert version.image == digest("image-1")
-        await cluster.control.changes.wait_for(lambda: not cluster.control.state_cache.nodes())
+        await cluster.until(lambda: not cluster.control.state_cache.nodes())
         assert [i.state for i in cluster.ready() if i.state is InstanceState.READY] == []
         with pytest.raises(DispatchError, match="no usable node"):
             await cluster.control.cluster.scale("f", 1, (), wait=True)

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -27,6 +27,11 @@ class Item:
 
 def make_queued(tenant: str, function: str = "f") -> QueuedRequest:
     return QueuedRequest(make_call(make_version(function), tenant=tenant), 0.0, 0, hot=False)
+
+
+def enqueue(admission: Admission, *queued: QueuedRequest) -> None:
+    for one in queued:
+        admission.enqueue(one)
 
 
 class LineMachine(RuleBasedStateMachine):
@@ -94,11 +99,16 @@ class LineMachine(RuleBasedStateMachine):
         assert (self.line.first() is None) == (not self.waiting)
 
 
+def start_first(line: WeightedFairQueue[Item]) -> Item:
+    item = line.first()
+    assert item is not None
+    line.start(item)
+    return item
+
+
 TestLine = LineMachine.TestCase
-TestLine.settings = settings(deadline=None)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 20),
     st.lists(st.integers(1, 8), min_size=1, max_size=6),
@@ -121,9 +131,7 @@ def test_tenants_that_always_wait_have_within_one_of_the_same_number_of_slots(
             done = served.pop(end % len(served))
             line.finish(done.tenant)
             held[done.tenant] -= 1
-        item = line.first()
-        assert item is not None
-        line.start(item)
+        item = start_first(line)
         served.append(item)
         held[item.tenant] += 1
         if len(served) == slots and len(costs) <= slots:
@@ -132,7 +140,6 @@ def test_tenants_that_always_wait_have_within_one_of_the_same_number_of_slots(
     assert len(served) == slots
 
 
-@settings(deadline=None)
 @given(st.integers(2, 12), st.integers(1, 5))
 def test_with_fewer_slots_than_tenants_each_has_its_turn(tenants: int, slots: int) -> None:
     line: WeightedFairQueue[Item] = WeightedFairQueue()
@@ -144,9 +151,7 @@ def test_with_fewer_slots_than_tenants_each_has_its_turn(tenants: int, slots: in
     for _ in range(3 * len(names) + slots):
         if len(served) == slots:
             line.finish(served.pop(0).tenant)
-        item = line.first()
-        assert item is not None
-        line.start(item)
+        item = start_first(line)
         served.append(item)
         turns.append(item.tenant)
     for start in range(len(turns) - 2 * len(names)):
@@ -160,15 +165,12 @@ def test_a_tenant_with_dear_calls_has_fewer_of_them() -> None:
         line.add(Item("cheap", arrival + 1, 1))
     turns: Counter[str] = Counter()
     for _ in range(50):
-        item = line.first()
-        assert item is not None
-        line.start(item)
+        item = start_first(line)
         line.finish(item.tenant)
         turns[item.tenant] += 1
     assert turns == {"cheap": 45, "dear": 5}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), TENANTS), max_size=80))
 def test_counts_know_the_largest_tenant(changes: list[tuple[bool, str]]) -> None:
     tally, counts = TenantCounts(), Counter[str]()
@@ -188,13 +190,11 @@ def test_counts_know_the_largest_tenant(changes: list[tuple[bool, str]]) -> None
 def test_a_full_queue_rejects_the_calls_of_the_tenant_that_filled_it() -> None:
     admission = Admission(AdmissionLimits(held_per_function=10))
     flood = [make_queued("flood") for _ in range(10)]
-    for one in flood:
-        admission.enqueue(one)
+    enqueue(admission, *flood)
     with pytest.raises(DispatchError, match="10 calls are queued for f"):
         admission.enqueue(make_queued("flood"))
     quiet = [make_queued("quiet") for _ in range(5)]
-    for one in quiet:
-        admission.enqueue(one)
+    enqueue(admission, *quiet)
     assert admission.held == 10
     refused = [one for one in flood if one.error is not None]
     assert refused == flood[5:]
@@ -210,8 +210,7 @@ def test_a_full_queue_rejects_the_calls_of_the_tenant_that_filled_it() -> None:
 def test_a_full_gateway_rejects_the_calls_of_the_tenant_that_filled_it() -> None:
     admission = Admission(AdmissionLimits(held=6))
     flood = [make_queued("flood", function) for function in "ggghhh"]
-    for one in flood:
-        admission.enqueue(one)
+    enqueue(admission, *flood)
     quiet = make_queued("quiet", "f")
     admission.enqueue(quiet)
     assert admission.held == 6
@@ -239,8 +238,7 @@ def test_many_waiting_calls_cost_no_more_each_than_few() -> None:
     """Check that a queue of 20,000 calls is never searched call by call."""
     admission = Admission(AdmissionLimits(held_per_function=20_000, held=20_000))
     calls = [make_queued(f"t{i % 7}") for i in range(20_000)]
-    for one in calls:
-        admission.enqueue(one)
+    enqueue(admission, *calls)
     queue = admission.queue(KEY)
     for one in reversed(calls[:10_000]):
         admission.leave(one)

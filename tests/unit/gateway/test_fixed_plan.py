@@ -6,26 +6,11 @@ import pytest
 
 from gateway.core.fixed_plan import FixedPlan, parse_fixed_plan
 from gateway.core.settings import parse
-from rdmacast.cast.record import CastMember
 from registry.errors import InvalidRecord
 from registry.images.manifest import UNIT_BYTES
-from registry.records.cast import CastRecord
+from tests.fixtures.registry_records import cast
 
-CAST = CastRecord(
-    cast_id="c",
-    image="i",
-    function="f",
-    version=1,
-    nbytes=100 * UNIT_BYTES - 7,
-    block_bytes=4 * UNIT_BYTES,
-    planner="binomial",
-    reason="it was best",
-    members=tuple(CastMember(node=f"n{at}", host=f"h{at}", address="tcp://x:1", tier="host") for at in "012"),
-    sources=(0,),
-    planned=3,
-    started_at=0.0,
-    edge=(2,),
-)
+CAST = cast(nbytes=100 * UNIT_BYTES - 7, block_bytes=4 * UNIT_BYTES, edge=(2,))
 
 
 def test_a_cast_is_planned_as_told() -> None:

@@ -25,11 +25,13 @@ WALL = 10_000.0
 class World:
     """A state cache, and a replicator whose actions are executed at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, **deployed: str) -> None:
         self.state_cache = ClusterStateCache()
         self.planner = ScalingPlanner(ConcurrencyTarget(), str)
         self.replicator = Replicator(self.planner)
         self.now = 0.0
+        for name, image in deployed.items():
+            self.deploy(name, image)
 
     def node(self, id_: str, *holdings: CachedImage, **changes: object) -> NodeRecord:
         used = sum(h.bytes for h in holdings)
@@ -110,8 +112,7 @@ def start(name: str, version: FunctionVersion, node: str) -> StartAction:
 
 
 def test_a_holder_becomes_the_owner_and_no_byte_moves() -> None:
-    world = World()
-    world.deploy("f", "a")
+    world = World(f="a")
     world.node("n0")
     world.node("n1", held("a"))
     assert [(type(a), a.node, a.pin) for a in world.plan().actions] == [(PrefetchAction, "n1", True)]
@@ -122,9 +123,7 @@ def test_a_holder_becomes_the_owner_and_no_byte_moves() -> None:
 
 
 def test_owners_are_spread_by_bytes() -> None:
-    world = World()
-    for name in "abcdef":
-        world.deploy(name, name)
+    world = World(**dict(zip("abcdef", "abcdef", strict=True)))
     for node in ("n0", "n1", "n2"):
         world.node(node, host_bytes=8 * MIB)
     world.settle()
@@ -134,8 +133,7 @@ def test_owners_are_spread_by_bytes() -> None:
 
 
 def test_a_dead_owner_is_replaced_by_a_holder_and_yields_when_it_is_back() -> None:
-    world = World()
-    world.deploy("f", "a")
+    world = World(f="a")
     world.node("n0", held("a", pinned=True))
     world.node("n1", held("a"))
     assert world.settle() == []
@@ -148,9 +146,7 @@ def test_a_dead_owner_is_replaced_by_a_holder_and_yields_when_it_is_back() -> No
 
 
 def test_what_is_no_longer_deployed_is_not_kept() -> None:
-    world = World()
-    world.deploy("f", "old")
-    world.deploy("g", "gone")
+    world = World(f="old", g="gone")
     world.node("n0", held("old", pinned=True), held("gone", pinned=True))
     world.deploy("f", "new", version=2)
     world.node("n1", held("new", pinned=True))
@@ -173,17 +169,14 @@ def test_a_copy_that_a_deploy_has_just_made_stays_kept() -> None:
 
 
 def test_the_kept_copy_is_never_surplus() -> None:
-    world = World()
-    world.deploy("f", "a")
+    world = World(f="a")
     world.node("n0", held("a", pinned=True, used=1.0))
     world.node("n1", held("a", used=2.0))
     assert world.plan().actions == [DropAction(image=digest("a"), node="n1", tier=Tier.HOST)]
 
 
 def test_a_start_waits_until_others_keep_what_it_would_push_out() -> None:
-    world = World()
-    world.deploy("f", "a")
-    world.deploy("g", "b")
+    world = World(f="a", g="b")
     version = world.deploy("h", "c")
     world.node("n0", held("a", pinned=True, used=WALL - 2), held("b", pinned=True, used=WALL - 1))
     world.node("n1", held("c", pinned=True))
@@ -203,8 +196,7 @@ def test_a_start_waits_until_others_keep_what_it_would_push_out() -> None:
 
 
 def test_a_start_does_not_wait_where_nobody_can_take_over_or_for_too_long() -> None:
-    world = World()
-    world.deploy("f", "a")
+    world = World(f="a")
     version = world.deploy("h", "c")
     world.node("n0", held("a", pinned=True), host_bytes=MIB)
     world.node("n1", held("c", pinned=True), host_bytes=MIB)
@@ -217,9 +209,7 @@ def test_a_start_does_not_wait_where_nobody_can_take_over_or_for_too_long() -> N
 
 
 def test_kept_copies_move_to_hosts_that_join_later() -> None:
-    world = World()
-    for name in "abcd":
-        world.deploy(name, name)
+    world = World(**dict(zip("abcd", "abcd", strict=True)))
     world.node("n0", *(held(name, pinned=True) for name in "abcd"), host_bytes=8 * MIB)
     assert world.settle() == []
     world.node("n1", host_bytes=8 * MIB)

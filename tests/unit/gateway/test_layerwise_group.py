@@ -10,9 +10,11 @@ from registry.records.live import LivePipeline, LiveStage
 class Scene:
     """A group of a model with eight layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *nodes: str) -> None:
         numbers = count()
         self.group = PairGroup(8, 6, lambda: f"p{next(numbers)}", alone=True)
+        for node in nodes:
+            assert self.group.add(node, f"i-{node}", 0) == ()
 
     def room(self, has_room: bool) -> tuple[PairAction, ...]:
         """Report whether the only ready instance has a free slot."""
@@ -28,9 +30,7 @@ def lone(pipeline_id: str, node: str) -> LivePipeline:
 
 
 def test_each_node_takes_calls_from_half_of_its_layers_on_until_it_is_ready() -> None:
-    scene = Scene()
-    for node in ("a", "b"):
-        assert scene.group.add(node, f"i-{node}", 0) == ()
+    scene = Scene("a", "b")
     assert scene.holds("a", 3) == ()
     assert scene.holds("a", 4) == (
         StartPipeline(pipeline=lone("p0", "a"), reason="a holds 4 of 8 layers for layer-wise prefill"),
@@ -48,8 +48,7 @@ def test_each_node_takes_calls_from_half_of_its_layers_on_until_it_is_ready() ->
 
 
 def test_only_layers_from_the_first_one_on_count() -> None:
-    scene = Scene()
-    scene.group.add("a", "i-a", 0)
+    scene = Scene("a")
     assert scene.group.on_layers("a", "i-a", 0b11111110) == ()
     assert scene.group.on_layers("a", "i-a", 0b11101111) != ()
 
@@ -67,8 +66,7 @@ def test_where_others_have_room_calls_come_late() -> None:
 
 
 def test_one_that_was_lost_takes_none_before_it_is_ready() -> None:
-    scene = Scene()
-    scene.group.add("a", "i-a", 0)
+    scene = Scene("a")
     scene.holds("a", 4)
     assert scene.group.on_lost("p0", 1, "a", "another epoch") == ()
     assert scene.group.on_lost("p0", 0, "a", "no room") == ()
@@ -77,8 +75,7 @@ def test_one_that_was_lost_takes_none_before_it_is_ready() -> None:
 
 
 def test_reports_of_another_instance_are_ignored() -> None:
-    scene = Scene()
-    scene.group.add("a", "i-a", 0)
+    scene = Scene("a")
     assert scene.group.on_layers("a", "other", 0xFF) == ()
     assert scene.group.on_ready("a", "other") == scene.group.remove("a", "other", "") == ()
     assert scene.group.on_ready("b", "i-b") == ()

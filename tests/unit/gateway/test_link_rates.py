@@ -57,6 +57,14 @@ def learn(links: LinkRateCache, cast_id: str, rates: dict[str, float], **changes
     links.on_cast_ended(record(cast_id, *names))
 
 
+def learnt(*casts: dict[str, float], **changes: object) -> LinkRateCache:
+    """Return what casts c0, c1 and so on show."""
+    links = LinkRateCache()
+    for number, rates in enumerate(casts):
+        learn(links, f"c{number}", rates, **changes)
+    return links
+
+
 def rate_of(links: LinkRateCache, node: str) -> float:
     known = links.get(node)
     assert known is not None
@@ -64,8 +72,7 @@ def rate_of(links: LinkRateCache, node: str) -> float:
 
 
 def test_a_node_that_is_slower_than_who_gave_to_it_is_known_exactly_others_at_least() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 100e6, "b": 98e6, "c": 40e6, "d": 40e6})
+    links = learnt({"a": 100e6, "b": 98e6, "c": 40e6, "d": 40e6})
     found = {node: links.get(node) for node in "abcd"}
     assert {node: known.exact for node, known in found.items() if known} == {
         "a": True,  # from a source, which had all
@@ -91,8 +98,7 @@ def test_recent_casts_count_more_and_a_node_that_was_held_back_is_no_slower_for_
 
 
 def test_another_transport_begins_anew() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 1e9})
+    links = learnt({"a": 1e9})
     learn(links, "c1", {"a": 20e9}, transport="verbs")
     known = links.get("a")
     assert known is not None and (known.transport, rate_of(links, "a"), known.casts) == ("verbs", 20e9, (2,))
@@ -116,8 +122,7 @@ def test_what_was_disturbed_or_small_or_not_complete_tells_nothing_of_links() ->
 
 
 def test_a_cast_counts_once_whatever_is_told_later() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 1e8})
+    links = learnt({"a": 1e8})
     learn(links, "c0", {"a": 1e6, "b": 1e6})
     links.on_status(CastStatus(record=record("c0", "s", "a"), progress=(part("c0", "a", 1e6, "s"),)))
     assert rate_of(links, "a") == 1e8 and links.get("b") is None
@@ -162,9 +167,7 @@ def nodes_of(*names: str, **changes: object) -> list[NodeRecord]:
 
 
 def test_who_was_not_measured_is_taken_to_be_like_the_others() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 25e6, "b": 25e6})
-    learn(links, "c1", {"b": 25e6})
+    links = learnt({"a": 25e6, "b": 25e6}, {"b": 25e6})
     known = estimate_links(nodes_of("a", "b", "new"), links)
     assert {node: round(rate) for node, rate in known.rates.items()} == dict.fromkeys(known.rates, 25e6)
     assert known.summary == "2 links as measured over tcp in 2 casts, 1 links of 0.2 Gbit/s assumed"
@@ -173,9 +176,7 @@ def test_who_was_not_measured_is_taken_to_be_like_the_others() -> None:
 
 
 def test_who_was_only_seen_behind_slow_ones_is_not_taken_to_be_slow() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 100e6, "b": 98e6, "c": 96e6})
-    learn(links, "c1", {"slow": 30e6, "behind": 30e6})
+    links = learnt({"a": 100e6, "b": 98e6, "c": 96e6}, {"slow": 30e6, "behind": 30e6})
     known = estimate_links(nodes_of("a", "b", "c", "slow", "behind"), links)
     assert [round(known.rates[node]) for node in ("slow", "behind", "c")] == [30e6, 96e6, 96e6]
 
@@ -208,8 +209,7 @@ def test_the_usual_rate_is_measured_configured_or_assumed() -> None:
 
 
 def test_a_cap_holds_unless_the_link_is_known_to_give_less() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 25e6, "b": 25e6})
+    links = learnt({"a": 25e6, "b": 25e6})
     known = estimate_links(nodes_of("a", "b", link_rate_bytes_s=10**8), links)
     assert {node: round(rate) for node, rate in known.rates.items()} == {"a": 25e6, "b": 10**8}
     assert known.summary == "1 links as measured over tcp in 1 cast, 1 links as capped"
@@ -218,8 +218,7 @@ def test_a_cap_holds_unless_the_link_is_known_to_give_less() -> None:
 
 
 def test_a_change_of_partners_costs_only_tcp() -> None:
-    links = LinkRateCache()
-    learn(links, "c0", {"a": 20e9, "b": 20e9}, transport="verbs")
+    links = learnt({"a": 20e9, "b": 20e9}, transport="verbs")
     assert estimate_links(nodes_of("a", "b"), links).facts.restart_s == 0.0
     learn(links, "c1", {"c": 1e9})
     assert estimate_links(nodes_of("a", "b", "c"), links).facts.restart_s > 0.0  # one is over TCP

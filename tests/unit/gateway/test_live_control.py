@@ -15,18 +15,20 @@ from registry.messages.node import Tokens
 from registry.records.change import LiveChanged
 from registry.records.function import Scaling
 from registry.records.live import LiveMode, LivePipeline
-from tests.fixtures.control import ALL_LAYERS, FakeCluster, ask, make_call, open_cluster, open_gateway
+from tests.fixtures.control import (
+    FakeCluster,
+    ask,
+    live_pipelines,
+    make_call,
+    open_cluster,
+    open_gateway,
+)
 from tests.fixtures.loading import HIGH, LOW
 from tests.fixtures.patience import PATIENCE_S
 
 KEY = VersionKey("f", 1)
 PROMPT = (1, 2, 3)
 TOKENS = 30
-
-
-def pipelines(control: Control) -> tuple[LivePipeline, ...]:
-    record = control.state_cache.live.record("f", 1)
-    return () if record is None else record.pipelines
 
 
 @asynccontextmanager
@@ -42,7 +44,7 @@ async def first_gateway(
         await control.changes.wait_for(lambda: len(control.state_cache.instances()) == len(layers))
         for node, held in zip(cluster.nodes.values(), layers, strict=True):
             node.layers.hold(held)
-        await control.changes.wait_for(lambda: len(pipelines(control)) == bool(any(layers)))
+        await control.changes.wait_for(lambda: len(live_pipelines(control)) == bool(any(layers)))
         yield control
 
 
@@ -70,7 +72,7 @@ async def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
     async with open_cluster(2, gateways=0) as cluster:
         head = cluster.nodes["n1"]
         async with first_gateway(cluster) as first:
-            (formed,) = pipelines(first)
+            (formed,) = live_pipelines(first)
             gateway = open_gateway(cluster, "g1")
             second = await gateway.__aenter__()
         try:
@@ -81,10 +83,8 @@ async def test_the_next_controller_takes_pipelines_over_and_ends_them() -> None:
                     lambda: (second.stats().controller_epoch or 0) > 1 and len(head.pipelines.opened) == 2
                 )
                 assert [one.pipeline for one in head.pipelines.opened] == [formed.pipeline_id] * 2
-                for node in cluster.nodes.values():
-                    node.layers.hold(ALL_LAYERS)
-                    node.loading.open()
-                await second.changes.wait_for(lambda: pipelines(second) == ())
+                cluster.finish_loading()
+                await second.changes.wait_for(lambda: live_pipelines(second) == ())
             assert (await ask(second, call_of(second, request_id="r2"))).assigned.start_kind == "hot"
         finally:
             await gateway.__aexit__(None, None, None)
@@ -97,7 +97,7 @@ async def test_a_pipeline_that_lost_a_member_meanwhile_is_closed() -> None:
         await cluster.nodes["n0"].leave()
         async with open_gateway(cluster, "g1") as second:
             await second.changes.wait_for(
-                lambda: second.stats().controller_epoch is not None and pipelines(second) == ()
+                lambda: second.stats().controller_epoch is not None and live_pipelines(second) == ()
             )
             await until_published(cluster, ())
 
@@ -106,19 +106,17 @@ async def test_the_next_controller_joins_starts_and_forms_their_pipelines() -> N
     async with open_cluster(2, gateways=0) as cluster:
         first, second = cluster.nodes.values()
         async with first_gateway(cluster, (0, 0)) as control:
-            assert pipelines(control) == ()
+            assert live_pipelines(control) == ()
         async with open_gateway(cluster, "g1") as control:
             first.layers.hold(LOW)
             second.layers.hold(HIGH)
-            await control.changes.wait_for(lambda: len(pipelines(control)) == 1)
+            await control.changes.wait_for(lambda: len(live_pipelines(control)) == 1)
             assert [node.counts["joins"] for node in (first, second)] == [1, 1]
             answer = await ask(control, call_of(control))
             assert answer.assigned.start_kind == "live"
-            for node in (first, second):
-                node.layers.hold(ALL_LAYERS)
-                node.loading.open()
+            cluster.finish_loading()
             await control.changes.wait_for(
-                lambda: pipelines(control) == () and len(control.state_cache.ready(KEY)) == 2
+                lambda: live_pipelines(control) == () and len(control.state_cache.ready(KEY)) == 2
             )
             assert cluster.counts("starts") == 2
 
@@ -131,7 +129,7 @@ async def test_calls_move_from_a_pipeline_that_is_reconfigured() -> None:
                 # With these two the stages are half as long.
                 cluster.nodes["n2"].layers.hold(0b001100)
                 cluster.nodes["n3"].layers.hold(0b011000)
-                await control.changes.wait_for(lambda: [one.epoch for one in pipelines(control)] == [1])
+                await control.changes.wait_for(lambda: [one.epoch for one in live_pipelines(control)] == [1])
             assert [one.request_ids for one in head.pipelines.left] == [()]
             counts = control.dispatcher.counts
             assert (counts.moved, counts.failovers) == (1, 0)

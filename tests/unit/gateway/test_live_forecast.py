@@ -17,6 +17,7 @@ from registry.messages.node import ImageHolder
 from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.records.instance import StartKind
 from registry.records.node import NodeRecord, Tier
+from tests.fixtures import registry_records
 from tests.fixtures.control import MIB, make_holding, make_instance, make_node, make_version
 
 NODES = {name: make_node(name, link_rate_bytes_s=MIB) for name in ("s0", "s1", "a", "b", "c")}
@@ -25,19 +26,10 @@ VERSION = make_version(nbytes=8 * MIB)
 
 def cast(*targets: str, sources: int) -> CastRecord:
     names = ["s0", "s1"][:sources] + list(targets)
-    return CastRecord(
-        cast_id="c",
-        image=VERSION.image or "",
-        function="f",
-        version=1,
-        nbytes=VERSION.image_bytes,
-        block_bytes=MIB,
-        planner="binomial",
-        reason="",
-        members=tuple(CastMember(node=name, host=f"host-{name}", address=name) for name in names),
-        sources=tuple(range(sources)),
-        planned=len(names),
-        started_at=0.0,
+    members = tuple(CastMember(node=name, host=f"host-{name}", address=name) for name in names)
+    given = {"members": members, "sources": tuple(range(sources)), "planned": len(names)}
+    return registry_records.cast(
+        "c", image=VERSION.image, function="f", nbytes=VERSION.image_bytes, block_bytes=MIB, **given
     )
 
 
@@ -155,18 +147,9 @@ def test_links_are_as_casts_showed_them() -> None:
 
 
 def part(node: str, *, nbytes: int, seconds: float) -> CastProgress:
-    return CastProgress(
-        cast_id="c",
-        node=node,
-        state=CastState.COMPLETE,
-        blocks=64,
-        held=64,
-        seconds=seconds,
-        span_s=seconds,
-        received={"tcp": nbytes},
-        pulled={"s0": nbytes},
-        updated_at=1.0,
-    )
+    times = {"seconds": seconds, "span_s": seconds, "blocks": 64, "held": 64, "updated_at": 1.0}
+    received = {"received": {"tcp": nbytes}, "pulled": {"s0": nbytes}, "state": CastState.COMPLETE}
+    return registry_records.cast_progress(node, "c", **times, **received)
 
 
 def test_earlier_starts_tell_what_a_start_costs() -> None:

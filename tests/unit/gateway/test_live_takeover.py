@@ -18,8 +18,8 @@ from registry.records.function import Function, Scaling
 from registry.records.instance import InstanceState
 from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveStage
 from tests.fixtures.control import AnyBlobs, make_instance, make_node, make_version
+from tests.fixtures.loops import in_virtual_time
 from tests.fixtures.recording_state import RecordingState
-from tests.fixtures.virtual_time import run_in_virtual_time
 
 KEY = VersionKey("f", 1)
 STAGES = (
@@ -66,24 +66,22 @@ class Gateway:
         self.state_cache.apply(LiveChanged(record=record, ttl_s=TTL_S), 0.0)
 
 
-def test_a_controller_that_leads_again_discards_its_old_records() -> None:
-    async def main() -> None:
-        gateway = Gateway()
-        publishing = asyncio.create_task(gateway.live.run())
-        gateway.live.plan(Plan(), {}, 1)
-        gateway.board.set_decision(KEY, LiveDecision(way=LiveMode.PIPELINE, reason="ours"))
-        gateway.board.put_pipeline(KEY, PIPELINE)
-        gateway.epoch = None
-        gateway.receive(2)
-        gateway.live.stand_down()
-        gateway.epoch = 3
-        gateway.live.plan(Plan(), {}, 3)
-        gateway.board.put_pipeline(VersionKey("other", 1), PIPELINE)
-        await gateway.state.renewed("other")
-        assert {record.function for record in gateway.state.reported} == {"other"}
-        publishing.cancel()
-
-    run_in_virtual_time(main())
+@in_virtual_time
+async def test_a_controller_that_leads_again_discards_its_old_records() -> None:
+    gateway = Gateway()
+    publishing = asyncio.create_task(gateway.live.run())
+    gateway.live.plan(Plan(), {}, 1)
+    gateway.board.set_decision(KEY, LiveDecision(way=LiveMode.PIPELINE, reason="ours"))
+    gateway.board.put_pipeline(KEY, PIPELINE)
+    gateway.epoch = None
+    gateway.receive(2)
+    gateway.live.stand_down()
+    gateway.epoch = 3
+    gateway.live.plan(Plan(), {}, 3)
+    gateway.board.put_pipeline(VersionKey("other", 1), PIPELINE)
+    await gateway.state.renewed("other")
+    assert {record.function for record in gateway.state.reported} == {"other"}
+    publishing.cancel()
 
 
 async def test_a_source_of_a_recovered_pair_is_in_no_other_pair() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.live.load_orders import layer_at, warm_places
 from gateway.live.model_layers import ModelLayers, NotLayered, layers_of
 from registry.images.manifest import LayerSpan, Manifest
+from tests.fixtures.registry_records import manifest
 
 
 def test_warm_nodes_divide_the_layers() -> None:
@@ -66,52 +67,36 @@ def test_what_cannot_be() -> None:
         ModelLayers(needs=(1,), costs=(0.0,))
 
 
-def manifest(*, tied: bool) -> Manifest:
+def model(*, tied: bool) -> Manifest:
     """Return a manifest with an embedding of 250 bytes, layers of 400, a norm of 10 and a head of 240."""
-    edges = [0, 250, 650, 1050, 1450, 1460 if tied else 1700]
-    kinds = [("embed", 0), ("layer", 0), ("layer", 1), ("layer", 2), ("head", 0)]
-    spans = tuple(
-        LayerSpan(kind=kind, index=index, tower="", start=edges[place], end=edges[place + 1])
-        for place, (kind, index) in enumerate(kinds)
-    )
-    return Manifest(
-        format=1,
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        tied_head=tied,
-        num_layers=3,
-        nbytes=edges[-1],
-        sha256="0" * 64,
-        tensors=(),
-        layers=spans,
-        units=b"",
-    )
+    layers = [("layer", index, "", 400) for index in range(3)]
+    return manifest(("embed", 0, "", 250), *layers, ("head", 0, "", 10 if tied else 250), tied_head=tied)
 
 
 def test_embedding_and_head_go_with_the_outer_layers() -> None:
-    layers = layers_of(manifest(tied=False), 100)
+    layers = layers_of(model(tied=False), 100)
     assert layers.needs == (0b1111111, 0b11111000000, 0b11111110000000000)
     assert layers.costs == (400.0, 400.0, 650.0)
     assert layers.all_blocks == (1 << 17) - 1
 
 
 def test_a_tied_head_costs_the_first_layer_and_its_norm_is_the_last_ones() -> None:
-    layers = layers_of(manifest(tied=True), 100)
+    layers = layers_of(model(tied=True), 100)
     assert layers.needs == (0b1111111, 0b11111000000, 0b111110000000000)
     assert layers.costs == (400.0 + 250, 400.0, 400.0 + 10)
-    given = layers_of(manifest(tied=True), 100, costs=(3.0, 1.0, 1.0))
+    given = layers_of(model(tied=True), 100, costs=(3.0, 1.0, 1.0))
     assert given.costs == (3.0, 1.0, 1.0)
 
 
 def test_runs_of_layers_end_where_a_block_is_missing() -> None:
-    layers = layers_of(manifest(tied=False), 100)
+    layers = layers_of(model(tied=False), 100)
     assert layers.ends(layers.all_blocks) == (3, 3, 3)
     assert layers.ends(0) == (0, 1, 2)
     assert layers.ends(layers.all_blocks & ~(1 << 8)) == (1, 1, 3)
 
 
 def test_two_towers_are_no_row_of_layers() -> None:
-    one = manifest(tied=False)
+    one = model(tied=False)
     two = replace(one, layers=(*one.layers, LayerSpan(kind="layer", index=0, tower="vision", start=0, end=9)))
     with pytest.raises(NotLayered):
         layers_of(two, 100)

@@ -31,11 +31,13 @@ from tests.fixtures.control import (
 class World:
     """A state cache and a planner; what is asked for happens only when a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, **deployed_mib: int) -> None:
         self.state_cache = ClusterStateCache()
         self.planner = ScalingPlanner(ConcurrencyTarget(), lambda key: f"{key}-{next(self._numbers)}")
         self._numbers = iter(range(1000))
         self.now = 0.0
+        for name, mib in deployed_mib.items():
+            self.deploy(name, nbytes=mib * MIB)
 
     def node(self, id_: str = "n0", *holdings: CachedImage, **changes: object) -> None:
         record = make_node(id_, holdings=holdings, **changes)
@@ -71,9 +73,7 @@ def stops(plan: Plan) -> list[str]:
 
 
 def test_a_start_without_room_for_its_cache_makes_an_idle_instance_go() -> None:
-    world = World()
-    world.deploy("a", nbytes=60 * MIB)
-    world.deploy("b", nbytes=60 * MIB)
+    world = World(a=60, b=60)
     world.node("n0", image("a1", 60), gpu_bytes=187 * MIB, gpu_free_bytes=64 * MIB)
     world.instance("i", "a")
     (start,) = starts(world.plan("b"))  # the image alone would fit
@@ -87,8 +87,7 @@ def test_a_start_without_room_for_its_cache_makes_an_idle_instance_go() -> None:
 
 
 def test_it_is_given_up_once_an_empty_arena_is_too_small() -> None:
-    world = World()
-    world.deploy("b", nbytes=60 * MIB)
+    world = World(b=60)
     world.node("n0", gpu_bytes=64 * MIB)
     (start,) = starts(world.plan("b"))
     world.planner.on_no_space(start, world.state_cache, "the KV cache does not fit", world.now)
@@ -102,9 +101,7 @@ def test_it_is_given_up_once_an_empty_arena_is_too_small() -> None:
 
 
 def test_room_stays_reserved_until_the_node_shows_the_region() -> None:
-    world = World()
-    world.deploy("a", nbytes=40 * MIB)
-    world.deploy("b", nbytes=40 * MIB)
+    world = World(a=40, b=40)
     world.node("n0")
     (first,) = starts(world.plan("a"))
     world.instance(first.instance_id, "a", state=InstanceState.STARTING)
@@ -117,30 +114,19 @@ def test_room_stays_reserved_until_the_node_shows_the_region() -> None:
 
 
 def test_a_draining_instance_does_not_block_its_node() -> None:
-    world = World()
-    world.deploy("a", nbytes=40 * MIB)
+    world = World(a=40)
     world.node("n0", image("a1", 40), gpu_free_bytes=24 * MIB)
     world.instance("old", "a", state=InstanceState.DRAINING)
     assert [s.node for s in starts(world.plan("a"))] == ["n0"]
 
 
-def test_images_that_nothing_uses_count_as_room_before_an_instance_goes() -> None:
-    world = World()
-    world.deploy("a", nbytes=20 * MIB)
-    world.deploy("c", nbytes=20 * MIB)
-    world.deploy("b", nbytes=50 * MIB)
+@pytest.mark.parametrize(("needed", "gone"), [(50, ["i", "j"]), (40, ["i"])])
+def test_images_that_nothing_uses_count_as_room_before_an_instance_goes(needed: int, gone: list[str]) -> None:
+    world = World(a=20, c=20, b=needed)
     world.node("n0", image("a1", 20), image("c1", 20), image("gone", 20), gpu_free_bytes=4 * MIB)
     world.instance("i", "a", since=1.0)
     world.instance("j", "c", since=2.0)
-    assert stops(world.plan("b")) == ["i", "j"]  # 4 + 20 idle + 20 are not enough
-    world = World()
-    world.deploy("a", nbytes=20 * MIB)
-    world.deploy("c", nbytes=20 * MIB)
-    world.deploy("b", nbytes=40 * MIB)
-    world.node("n0", image("a1", 20), image("c1", 20), image("gone", 20), gpu_free_bytes=4 * MIB)
-    world.instance("i", "a", since=1.0)
-    world.instance("j", "c", since=2.0)
-    assert stops(world.plan("b")) == ["i"]
+    assert stops(world.plan("b")) == gone  # 4 + 20 idle + 20 are enough for 40
 
 
 def test_a_rollback_starts_the_old_version_before_the_new_one_goes() -> None:

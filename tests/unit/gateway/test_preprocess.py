@@ -98,7 +98,7 @@ def test_arrays_equal_transformers(name: str, size: tuple[int, int]) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     width=st.integers(1, 90),
     height=st.integers(1, 90),

@@ -51,10 +51,10 @@ class Choosy(MemoryLedger):
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
-def test_a_record_that_is_refused_fails_its_request_and_is_billed_later(
+async def test_a_record_that_is_refused_fails_its_request_and_is_billed_later(
     error: Exception, at_once: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR):
         ledger = Choosy(error, at_once=at_once)
         async with gateway(ledger=ledger) as gw:
             await gw.add_function("coder", tokenizer=byte_tokenizer())
@@ -78,17 +78,16 @@ def test_a_record_that_is_refused_fails_its_request_and_is_billed_later(
             assert good.status is RequestStatus.OK
             assert len(gw.settled) == 2
 
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(main())
-
 
 def _use(name: str) -> CallUsage:
     return CallUsage(gpu=GpuSlice(call_id=name, instance_id="i", node="n0", gpu_us=1), exact=True)
 
 
 @pytest.mark.parametrize("error", [*REFUSALS, StateUnavailable("Redis refused: bad argument")])
-def test_a_poisoned_record_keeps_no_other_waiting(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
+async def test_a_poisoned_record_keeps_no_other_waiting(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
         ledger = Choosy(error)
         settled: list[CallUsage] = []
         outbox = Outbox(ledger, settled.extend)
@@ -105,15 +104,12 @@ def test_a_poisoned_record_keeps_no_other_waiting(error: Exception, caplog: pyte
         records, _ = await ledger.requests(UsageFilter())
         assert sorted(record.response_id for record in records) == ["poison", "r0", "r1", "r2"]
 
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(main())
-
 
 @pytest.mark.parametrize("error", [*REFUSALS, StateUnavailable("Redis refused: bad argument")])
-def test_the_last_try_reaches_all_that_are_behind_a_poisoned_record(
+async def test_the_last_try_reaches_all_that_are_behind_a_poisoned_record(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR):
         ledger = Choosy(error)
         settled: list[CallUsage] = []
         outbox = Outbox(ledger, settled.extend)
@@ -123,9 +119,6 @@ def test_the_last_try_reaches_all_that_are_behind_a_poisoned_record(
         assert [use.gpu.call_id for use in settled] == ["r1", "r2"]
         (reported,) = [line for line in caplog.messages if line.startswith("never billed")]
         assert "request_id='poison'" in reported
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(main())
 
 
 async def test_the_spool_goes_on_after_any_error() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.replicas import pipeline_replica, slots_key_of
+from gateway.cluster.replicas import PipelineReplica, pipeline_replica, slots_key_of
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import DispatchError
 from gateway.dispatch.admission import Admission, AdmissionLimits, QueuedRequest
@@ -20,6 +20,18 @@ KEY = VersionKey("f", 1)
 
 def make_queued(at: float = 0.0, *, function: str = "f", tenant: str = "t") -> QueuedRequest:
     return QueuedRequest(make_call(make_version(function), tenant=tenant), at, 0, hot=False)
+
+
+def pipeline_of(id_: str, *instances: str, rate: float, slots: int) -> PipelineReplica:
+    """Of instances with four layers each, every one on a node of its own; the last one is the head."""
+    stages = tuple(
+        LiveStage(node=f"n-{name}", instance_id=name, first=4 * at, last=4 * at + 4)
+        for at, name in enumerate(instances)
+    )
+    head = len(stages) - 1
+    return pipeline_replica(
+        LivePipeline(pipeline_id=id_, epoch=0, stages=stages, head=head, rate=rate, slots=slots)
+    )
 
 
 def test_the_least_loaded_by_share_takes_the_call() -> None:
@@ -122,13 +134,7 @@ def test_limits_hold_for_new_calls_only() -> None:
 
 def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
     slots, rng = ReplicaSlots(), random.Random(1)
-    stages = tuple(
-        LiveStage(node=f"n{place}", instance_id=f"i{place}", first=place, last=place + 1)
-        for place in range(2)
-    )
-    pipeline = pipeline_replica(
-        LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=6)
-    )
+    pipeline = pipeline_of("p", "i0", "i1", rate=1.8, slots=6)
     for _ in range(4):
         assert slots.choose([pipeline], rng, 0.0).instance is pipeline
         slots.acquire(pipeline.instance_id)
@@ -147,13 +153,7 @@ def test_a_pipeline_gets_what_keeps_it_busy_until_these_begin() -> None:
 
 def test_an_instance_beside_a_pipeline_gets_what_keeps_it_busy() -> None:
     slots, rng, instance = ReplicaSlots(), random.Random(1), make_instance("i", "n9", max_concurrency=8)
-    stages = tuple(
-        LiveStage(node=f"n{place}", instance_id=f"s{place}", first=place, last=place + 1)
-        for place in range(2)
-    )
-    pipeline = pipeline_replica(
-        LivePipeline(pipeline_id="p", epoch=0, stages=stages, head=1, rate=1.8, slots=64)
-    )
+    pipeline = pipeline_of("p", "s0", "s1", rate=1.8, slots=64)
     chosen = []
     while (server := slots.choose([pipeline, instance], rng, 0.0).instance) is not None:
         slots.acquire(slots_key_of(server), 600)
@@ -169,17 +169,9 @@ def test_an_instance_beside_a_pipeline_gets_what_keeps_it_busy() -> None:
 
 def test_a_node_that_loads_alone_takes_all_that_it_will_serve() -> None:
     slots = ReplicaSlots()
-    stage = LiveStage(node="n", instance_id="i", first=0, last=8)
-    lone = pipeline_replica(
-        LivePipeline(pipeline_id="p", epoch=0, stages=(stage,), head=0, rate=1.0, slots=6)
-    )
+    lone = pipeline_of("p", "i", rate=1.0, slots=6)
     assert slots.room(lone) == 6
-    many = tuple(
-        LiveStage(node=f"m{at}", instance_id=f"m{at}", first=4 * at, last=4 * at + 4) for at in range(2)
-    )
-    pipeline = pipeline_replica(
-        LivePipeline(pipeline_id="q", epoch=0, stages=many, head=1, rate=0.1, slots=64)
-    )
+    pipeline = pipeline_of("q", "m0", "m1", rate=0.1, slots=64)
     rng, chosen = random.Random(1), []
     while (server := slots.choose([pipeline, lone], rng, 0.0).instance) is not None:
         slots.acquire(slots_key_of(server), 600)

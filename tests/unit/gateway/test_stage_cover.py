@@ -63,7 +63,7 @@ def best_of_all(layers: ModelLayers, candidates: list[StageCandidate]) -> dict[i
 
 
 @given(scene=scenes(), most=st.integers(1, 5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_covers_are_the_best_there_are(scene: tuple[ModelLayers, list[StageCandidate]], most: int) -> None:
     layers, candidates = scene
     best = {hops: cost for hops, cost in best_of_all(layers, candidates).items() if hops <= most}

@@ -2,23 +2,19 @@
 
 import asyncio
 
-from gateway.control.assembly import Control
+import pytest
+
 from gateway.core.open_call import OpenCall
 from gateway.fakes.node import tokens_after
 from registry.messages.node import Tokens
 from registry.records.function import Scaling
-from registry.records.live import LiveMode, LivePipeline
-from tests.fixtures.control import ALL_LAYERS, ask, make_call, open_cluster, open_gateway
+from registry.records.live import LiveMode
+from tests.fixtures.control import ALL_LAYERS, ask, live_pipelines, make_call, open_cluster, open_gateway
 from tests.fixtures.loading import loading_cluster
 from tests.fixtures.patience import PATIENCE_S
 
 PROMPT = (1, 2, 3)
 TOKENS = 30
-
-
-def pairs(control: Control) -> tuple[LivePipeline, ...]:
-    record = control.state_cache.live.record("f", 1)
-    return () if record is None else record.pipelines
 
 
 async def read(run: OpenCall) -> list[int]:
@@ -48,27 +44,24 @@ async def test_a_ready_instance_takes_its_calls_by_the_pair_until_the_target_is_
         assert answer.assigned.start_kind == "hot"
 
 
-def test_calls_go_on_where_a_pair_ends_or_is_lost() -> None:
-    async def main(loses: bool) -> None:
-        async with asyncio.timeout(PATIENCE_S), loading_cluster(2, live=LiveMode.ZIGZAG) as live:
-            await live.finish("n0")
-            live.hold(n1=0b11)
-            await live.until_pipelines(1)
-            source = live.cluster.nodes["n0"]
-            source.token.close()
-            async with live.control.dispatcher.run(make_call(live.version, tokens=TOKENS)) as run:
-                reading = asyncio.create_task(read(run))
-                await source.token.arrived()
-                if loses:
-                    await live.cluster.nodes["n1"].leave()
-                else:
-                    await live.finish("n1")
-                await live.until_pipelines(0)
-                source.token.open()
-                assert await reading == list(tokens_after(PROMPT, TOKENS))
-
-    asyncio.run(main(False))
-    asyncio.run(main(True))
+@pytest.mark.parametrize("loses", [False, True])
+async def test_calls_go_on_where_a_pair_ends_or_is_lost(loses: bool) -> None:
+    async with asyncio.timeout(PATIENCE_S), loading_cluster(2, live=LiveMode.ZIGZAG) as live:
+        await live.finish("n0")
+        live.hold(n1=0b11)
+        await live.until_pipelines(1)
+        source = live.cluster.nodes["n0"]
+        source.token.close()
+        async with live.control.dispatcher.run(make_call(live.version, tokens=TOKENS)) as run:
+            reading = asyncio.create_task(read(run))
+            await source.token.arrived()
+            if loses:
+                await live.cluster.nodes["n1"].leave()
+            else:
+                await live.finish("n1")
+            await live.until_pipelines(0)
+            source.token.open()
+            assert await reading == list(tokens_after(PROMPT, TOKENS))
 
 
 async def test_the_next_controller_keeps_a_pair_until_its_target_is_ready() -> None:
@@ -82,10 +75,10 @@ async def test_the_next_controller_keeps_a_pair_until_its_target_is_ready() -> N
             await first.changes.wait_for(lambda: len(first.state_cache.instances()) == 2)
             source.loading.open()
             target.layers.hold(0b1)
-            await first.changes.wait_for(lambda: len(pairs(first)) == 1)
+            await first.changes.wait_for(lambda: len(live_pipelines(first)) == 1)
         async with open_gateway(cluster, "g1") as second:
             await second.changes.wait_for(lambda: len(source.pipelines.opened) == 2)
             assert len({one.pipeline for one in source.pipelines.opened}) == 1
             target.layers.hold(ALL_LAYERS)
             target.loading.open()
-            await second.changes.wait_for(lambda: pairs(second) == ())
+            await second.changes.wait_for(lambda: live_pipelines(second) == ())

@@ -15,9 +15,14 @@ LAYERS = 8
 ALL = (1 << LAYERS) - 1
 
 
-def made() -> PairGroup:
+def made(ready: dict[str, str] | None = None, **loading: str) -> PairGroup:
+    """Of the nodes of the `ready` instances, and `loading` nodes with their instances."""
     numbers = count()
-    return PairGroup(LAYERS, 4, lambda: f"p{next(numbers)}")
+    pairs = PairGroup(LAYERS, 4, lambda: f"p{next(numbers)}")
+    assert pairs.set_ready(ready or {}) == ()
+    for node, instance in loading.items():
+        assert pairs.add(node, instance, 0) == ()
+    return pairs
 
 
 def opened(actions: Iterable[PairAction]) -> LivePipeline:
@@ -47,9 +52,7 @@ def test_a_target_helps_from_its_first_layer_on_until_it_is_ready() -> None:
 
 
 def test_a_growing_rate_is_published() -> None:
-    pairs = made()
-    pairs.set_ready({"s": "n0"})
-    pairs.add("n1", "t", 0)
+    pairs = made({"s": "n0"}, n1="t")
     pair = opened(pairs.on_layers("n1", "t", 0b11))
     assert pair.rate == 1.25
     (grown,) = pairs.on_layers("n1", "t", 0b111)
@@ -66,10 +69,7 @@ def test_rates(layers: int, rate: float) -> None:
 
 
 def test_each_is_in_one_pair_and_the_rest_wait() -> None:
-    pairs = made()
-    pairs.set_ready({"s": "n0"})
-    for node in ("n1", "n2"):
-        pairs.add(node, node, 0)
+    pairs = made({"s": "n0"}, n1="n1", n2="n2")
     first = opened(pairs.on_layers("n1", "n1", 0b1))
     assert pairs.on_layers("n2", "n2", 0b111) == ()
     close, after = pairs.on_ready("n1", "n1")
@@ -82,9 +82,7 @@ def test_each_is_in_one_pair_and_the_rest_wait() -> None:
 
 
 def test_a_lost_source_is_replaced() -> None:
-    pairs = made()
-    pairs.set_ready({"s": "n0"})
-    pairs.add("n2", "t", 0)
+    pairs = made({"s": "n0"}, n2="t")
     pair = opened(pairs.on_layers("n2", "t", 0b1))
     close, after = pairs.set_ready({"r": "n1"})
     assert close == ClosePipeline(pipeline_id=pair.pipeline_id, reason="n0 serves no more")
@@ -100,10 +98,7 @@ def test_no_node_helps_itself() -> None:
 
 
 def test_a_member_that_failed_a_pair_is_in_none_again() -> None:
-    pairs = made()
-    pairs.set_ready({"s": "n0", "r": "n1"})
-    pairs.add("n2", "t", 0)
-    pairs.add("n3", "u", 0)
+    pairs = made({"s": "n0", "r": "n1"}, n2="t", n3="u")
     pair = opened(pairs.on_layers("n2", "t", 0b1))
     assert pairs.on_lost("other", 0, "n2", "why") == ()
     again = opened(pairs.on_lost(pair.pipeline_id, 0, "n0", "no room"))
@@ -116,9 +111,7 @@ def test_a_member_that_failed_a_pair_is_in_none_again() -> None:
 
 
 def test_a_restart_ends_the_pair() -> None:
-    pairs = made()
-    pairs.set_ready({"s": "n0"})
-    pairs.add("n1", "t", 0)
+    pairs = made({"s": "n0"}, n1="t")
     pair = opened(pairs.on_layers("n1", "t", 0b1))
     (close,) = pairs.add("n1", "t2", 0)
     assert isinstance(close, ClosePipeline) and close.pipeline_id == pair.pipeline_id
@@ -137,7 +130,7 @@ EVENTS = st.lists(
 
 
 @given(events=EVENTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_node_is_in_two_pairs_and_all_that_open_close(
     events: list[tuple[str, int, int]],
 ) -> None:

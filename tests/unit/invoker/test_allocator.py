@@ -9,7 +9,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 20 * ALIGNMENT)), max_s
 
 
 @given(STEPS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_spans_never_overlap_and_everything_comes_back(steps: list[tuple[bool, int]]) -> None:
     allocator = Allocator(CAPACITY)
     held = []

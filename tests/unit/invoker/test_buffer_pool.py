@@ -1,14 +1,12 @@
 """Memory kept ready for the next image: what it saves, whom it gives way to, who never sees old bytes."""
 
 import asyncio
-import hashlib
 import mmap
 import os
-import random
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,38 +17,17 @@ from invoker.base.counters import Counters
 from invoker.host_tier.buffer_pool import LARGEST_SHARE, MIN_BYTES, SpareBuffer
 from invoker.host_tier.folder import TierFolder, is_open_elsewhere
 from invoker.host_tier.image_writer import ImageWriter
-from invoker.host_tier.mapping import HostMapping
 from invoker.host_tier.tier import HostTier
 from registry.errors import CorruptImage
 from registry.images.local_store import LocalStore
+from tests.fixtures.host_tier import begin, digest, fill
 from tests.fixtures.invoker import make_image
 from tests.fixtures.mount import file_system
 from tests.fixtures.stored_image import damage, read_whole, stored
 
+OpenTier = Callable[..., HostTier]
 MIB = 1 << 20
 SPARE = 2 * MIN_BYTES
-
-
-def digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
-
-
-@pytest.fixture
-def folder() -> Path:
-    return Path("/dev/shm") / f"tier-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
-
-
-def begin(tier: HostTier, name: str, nbytes: int) -> ImageWriter:
-    writer = tier.begin(digest(name), nbytes)
-    assert isinstance(writer, ImageWriter)
-    return writer
-
-
-def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
-    writer = begin(tier, name, nbytes)
-    writer.prepare(0, nbytes)
-    writer.view[:] = name.encode() * nbytes
-    return writer.publish()
 
 
 def spares(folder: Path) -> list[Path]:
@@ -71,8 +48,8 @@ def faults_of(write: ImageWriter, nbytes: int) -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
 
-def test_a_load_takes_the_spare_and_the_next_one_is_made(folder: Path) -> None:
-    tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
+def test_a_load_takes_the_spare_and_the_next_one_is_made(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(8 * SPARE, spare_bytes=SPARE)
     assert tier.wait_for_spare() == SPARE and len(spares(folder)) == 1
     assert tier.used_bytes() == 0 and total(folder) == SPARE
     writer = begin(tier, "a", SPARE - 5000)
@@ -84,12 +61,10 @@ def test_a_load_takes_the_spare_and_the_next_one_is_made(folder: Path) -> None:
         assert mapping.view == b"a" * (SPARE - 5000)
         assert tier.used_bytes() == SPARE - 5000 == (folder / digest("a")).stat().st_size
         assert tier.wait_for_spare() == SPARE - 4096 and len(spares(folder)) == 1
-    tier.close()
-    assert not folder.parent.exists()
 
 
-def test_an_image_larger_than_the_spare_grows_it(folder: Path) -> None:
-    tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
+def test_an_image_larger_than_the_spare_grows_it(open_tier: OpenTier) -> None:
+    tier = open_tier(8 * SPARE, spare_bytes=SPARE)
     tier.wait_for_spare()
     writer = begin(tier, "a", SPARE + MIB)
     assert writer.is_ready(0, SPARE) and not writer.is_ready(SPARE, 1)
@@ -97,11 +72,10 @@ def test_an_image_larger_than_the_spare_grows_it(folder: Path) -> None:
     writer.view[:] = b"a" * (SPARE + MIB)
     with closing(writer.publish()) as mapping:
         assert len(mapping.view) == SPARE + MIB and mapping.view[-1] == ord("a")
-    tier.close()
 
 
-def test_a_small_image_leaves_the_spare(folder: Path) -> None:
-    tier = HostTier(folder, 8 * SPARE, spare_bytes=SPARE)
+def test_a_small_image_leaves_the_spare(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(8 * SPARE, spare_bytes=SPARE)
     tier.wait_for_spare()
     before = spares(folder)
     small = SPARE // LARGEST_SHARE - 1
@@ -109,11 +83,12 @@ def test_a_small_image_leaves_the_spare(folder: Path) -> None:
     assert not writer.is_ready(0, small)
     writer.abandon()
     assert spares(folder) == before and tier.wait_for_spare() == SPARE
-    tier.close()
 
 
-def test_the_next_spare_is_as_large_as_the_largest_of_the_last_images(folder: Path) -> None:
-    tier = HostTier(folder, 16 * SPARE, spare_bytes=SPARE)
+def test_the_next_spare_is_as_large_as_the_largest_of_the_last_images(
+    folder: Path, open_tier: OpenTier
+) -> None:
+    tier = open_tier(16 * SPARE, spare_bytes=SPARE)
     for name, nbytes, made in (
         ("a", SPARE // 2, SPARE // 2),
         ("b", SPARE // 2 + 1, SPARE // 2 + mmap.PAGESIZE),
@@ -128,7 +103,6 @@ def test_the_next_spare_is_as_large_as_the_largest_of_the_last_images(folder: Pa
         assert tier.wait_for_spare() == made, name
         assert (folder / digest(name)).stat().st_size == nbytes
         tier.evict(digest(name))
-    tier.close()
 
 
 def test_without_a_setting_or_room_there_is_none(folder: Path) -> None:
@@ -138,9 +112,11 @@ def test_without_a_setting_or_room_there_is_none(folder: Path) -> None:
         tier.close()
 
 
-def test_a_spare_gives_way_to_images_of_any_process_and_evicts_none(folder: Path) -> None:
+def test_a_spare_gives_way_to_images_of_any_process_and_evicts_none(
+    folder: Path, open_tier: OpenTier
+) -> None:
     limit = 2 * SPARE
-    tier, other = HostTier(folder, limit, spare_bytes=SPARE), HostTier(folder, limit)
+    tier, other = open_tier(limit, spare_bytes=SPARE), open_tier(limit)
     tier.wait_for_spare()
     fill(other, "a", SPARE).close()
     assert len(spares(folder)) == 1 and total(folder) == limit
@@ -153,19 +129,15 @@ def test_a_spare_gives_way_to_images_of_any_process_and_evicts_none(folder: Path
     assert tier.wait_for_spare() == SPARE - MIB and total(folder) == limit - MIB
     fill(tier, "a", SPARE).close()
     assert tier.evictions == other.evictions == 0, "the room was the spare's own"
-    other.close()
-    tier.close()
 
 
-def test_a_spare_that_is_not_whole_yet_serves_as_far_as_it_is(folder: Path) -> None:
-    tier = HostTier(folder, 64 * SPARE, spare_bytes=8 * SPARE)
+def test_a_spare_that_is_not_whole_yet_serves_as_far_as_it_is(open_tier: OpenTier) -> None:
+    tier = open_tier(64 * SPARE, spare_bytes=8 * SPARE)
     writer = begin(tier, "a", 8 * SPARE)
     writer.prepare(0, 8 * SPARE)
     writer.view[-1:] = b"a"
     with closing(writer.publish()) as mapping:
         assert mapping.view[-1] == ord("a")
-    tier.close()
-    assert not folder.parent.exists()
 
 
 MAKER = """
@@ -178,8 +150,10 @@ sys.stdin.readline()
 """
 
 
-def test_the_spare_of_a_killed_process_goes_when_the_next_one_starts(folder: Path) -> None:
-    keeper = HostTier(folder, 1 << 30)
+def test_the_spare_of_a_killed_process_goes_when_the_next_one_starts(
+    folder: Path, open_tier: OpenTier
+) -> None:
+    open_tier(1 << 30)  # which keeps the folder
     command = [sys.executable, "-c", MAKER, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None and maker.stdout.readline() == f"{2 << 20}\n"
@@ -190,11 +164,10 @@ def test_the_spare_of_a_killed_process_goes_when_the_next_one_starts(folder: Pat
     assert len(spares(folder)) == 1
     HostTier(folder, 1 << 30).close()
     assert not spares(folder)
-    keeper.close()
 
 
-def test_the_memory_of_an_evicted_image_serves_the_next(folder: Path) -> None:
-    tier = HostTier(folder, 3 * MIB)
+def test_the_memory_of_an_evicted_image_serves_the_next(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(3 * MIB)
     fill(tier, "a", 2 * MIB).close()
     inode = (folder / digest("a")).stat().st_ino
     writer = begin(tier, "b", 2 * MIB - 1)
@@ -206,12 +179,13 @@ def test_the_memory_of_an_evicted_image_serves_the_next(folder: Path) -> None:
     writer = begin(tier, "c", 3 * MIB)
     writer.abandon()
     assert total(folder) == 0
-    tier.close()
 
 
 @pytest.mark.parametrize("how", ["a view", "a descriptor", "a mapping alone"])
-def test_memory_that_anybody_can_still_see_is_not_used_again(folder: Path, how: str) -> None:
-    tier = HostTier(folder, 3 * MIB)
+def test_memory_that_anybody_can_still_see_is_not_used_again(
+    folder: Path, open_tier: OpenTier, how: str
+) -> None:
+    tier = open_tier(3 * MIB)
     mapping = fill(tier, "a", 2 * MIB)
     view = mapping.view[:]
     mapping.close()
@@ -232,7 +206,6 @@ def test_memory_that_anybody_can_still_see_is_not_used_again(folder: Path, how: 
     else:
         assert view == b"a" * (2 * MIB)
         view.release()
-    tier.close()
 
 
 def test_a_lease_tells_who_else_has_a_file_open(tmp_path: Path) -> None:

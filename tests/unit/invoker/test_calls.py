@@ -12,6 +12,7 @@ from invoker.metering.meter import MAX_UNSENT, GpuMeter
 from registry.clock import FakeClock
 from registry.records.instance import InstanceState
 from registry.records.usage import InstanceInterval, LostCall
+from tests.fixtures.meter import paid
 
 
 class Node:
@@ -28,11 +29,7 @@ class Node:
             self.clock.advance(seconds)
 
     def due(self) -> list[LedgerRecord]:
-        records = []
-        while (due := self.meter.next_record()) is not None:
-            records.append(due[1])
-            self.meter.acknowledge(due[0])
-        return records
+        return list(paid(self.meter))
 
     def lost(self) -> dict[str, int]:
         return {one.call_id: one.used_us for one in self.due() if isinstance(one, LostCall)}

@@ -25,6 +25,7 @@ from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.records.node import NodeRecord
 from tests.fixtures.invoker import FakeCluster, FakeImage, FakeNode, make_image, start_request, started
 from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.registry_records import cast
 
 UNIT = 256 << 10
 SLOW = ("--link-rate", "8mbit")
@@ -32,14 +33,15 @@ SLOW = ("--link-rate", "8mbit")
 
 @asynccontextmanager
 async def some_nodes(
-    folder: Path, count: int, *flags: str
+    folder: Path, image: FakeImage, count: int, *flags: str
 ) -> AsyncIterator[tuple[FakeCluster, list[FakeNode]]]:
-    """Nodes n0, n1, … of as many hosts."""
+    """Nodes n0, n1, … of as many hosts, whose store has the image."""
     async with FakeCluster(folder) as cluster, AsyncExitStack() as stack:
         nodes = [
             await stack.enter_async_context(cluster.node(f"n{number}", f"h{number}", *flags))
             for number in range(count)
         ]
+        await cluster.put(image)
         yield cluster, nodes
 
 
@@ -48,21 +50,15 @@ def peer(record: NodeRecord) -> CastMember:
 
 
 async def make_cast(whole: FakeImage, nodes: list[FakeNode], **changes: object) -> CastRecord:
-    values: dict[str, object] = {
-        "cast_id": "c1",
-        "image": whole.digest,
-        "nbytes": len(whole.data),
-        "function": "f",
-        "version": 1,
-        "reason": "a test",
-        "started_at": 1.0,
-        "planner": "binomial",
-        "block_bytes": UNIT,
-        "members": tuple([peer(await node.record()) for node in nodes]),
-        "sources": (0,),
-        "planned": len(nodes),
-    }
-    return CastRecord(**{**values, **changes})  # type: ignore[arg-type]
+    size = {"image": whole.digest, "nbytes": len(whole.data), "block_bytes": UNIT}
+    members = tuple([peer(await node.record()) for node in nodes])
+    return cast("c1", **{**size, "function": "f", "members": members, "planned": len(nodes), **changes})
+
+
+async def put_cast(cluster: FakeCluster, whole: FakeImage, nodes: list[FakeNode]) -> CastRecord:
+    made = await make_cast(whole, nodes)
+    await cluster.state.put_cast(made)
+    return made
 
 
 def by_cast(image: FakeImage, cast: CastRecord, *holders: ImageHolder) -> ImageRef:
@@ -88,12 +84,10 @@ async def last_words(cluster: FakeCluster, count: int) -> dict[str, CastProgress
 
 async def test_one_cast_fills_all_and_tells_of_it(tmp_path: Path) -> None:
     image = make_image("a", 3 * UNIT * 5 + 77)
-    async with some_nodes(tmp_path, 4) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 4) as (cluster, nodes):
         await nodes[0].ask(WarmImage(image=image.ref()))
-        cast = await make_cast(image, nodes)
-        ref = by_cast(image, cast)
-        await cluster.state.put_cast(cast)
+        planned = await put_cast(cluster, image, nodes)
+        ref = by_cast(image, planned)
         async with asyncio.timeout(PATIENCE_S):
             starts = [node.ask(start_by(f"i{number}", image, ref)) for number, node in enumerate(nodes[1:])]
             for replies in await asyncio.gather(*starts):
@@ -114,12 +108,10 @@ async def test_one_cast_fills_all_and_tells_of_it(tmp_path: Path) -> None:
 
 async def test_what_is_here_already_is_told_too(tmp_path: Path) -> None:
     image = make_image("a", 5 * UNIT)
-    async with some_nodes(tmp_path, 2) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 2) as (cluster, nodes):
         await nodes[1].ask(WarmImage(image=image.ref()))
-        cast = await make_cast(image, nodes)
-        await cluster.state.put_cast(cast)
-        await nodes[1].ask(WarmImage(image=by_cast(image, cast)))
+        planned = await put_cast(cluster, image, nodes)
+        await nodes[1].ask(WarmImage(image=by_cast(image, planned)))
         (reported,) = (await last_words(cluster, 1)).values()
         assert (reported.state, reported.held, reported.blocks, reported.received) == (
             CastState.COMPLETE,
@@ -131,16 +123,14 @@ async def test_what_is_here_already_is_told_too(tmp_path: Path) -> None:
 
 async def test_what_comes_another_way_is_told_too(tmp_path: Path) -> None:
     image = make_image("a", 8 * UNIT)
-    async with some_nodes(tmp_path, 2, *SLOW) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 2, *SLOW) as (cluster, nodes):
         await nodes[0].ask(WarmImage(image=image.ref()))
         pull = WarmImage(image=image.ref(await nodes[0].holder()))
         async with nodes[1].channel.call(pull) as call:
             replies = aiter(call)
             await anext(replies)
-            cast = await make_cast(image, nodes)
-            await cluster.state.put_cast(cast)
-            await nodes[1].ask(WarmImage(image=by_cast(image, cast)))  # waits for that load
+            planned = await put_cast(cluster, image, nodes)
+            await nodes[1].ask(WarmImage(image=by_cast(image, planned)))  # waits for that load
         (reported,) = (await last_words(cluster, 1)).values()
         assert (reported.state, reported.held, reported.received) == (CastState.COMPLETE, 8, {})
 
@@ -156,8 +146,7 @@ DEAD = CastMember(node="dead", host="dead", address="tcp://127.0.0.1:1")
 
 async def test_a_cast_that_fails_costs_only_itself(tmp_path: Path) -> None:
     image = make_image("a", 5 * UNIT)
-    async with some_nodes(tmp_path, 2) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 2) as (cluster, nodes):
         own = peer(await nodes[1].record())
         alone = await make_cast(image, nodes, members=(DEAD, own))
         await cluster.state.put_cast(alone)
@@ -186,20 +175,17 @@ async def test_a_cast_that_fails_costs_only_itself(tmp_path: Path) -> None:
 )
 async def test_a_cast_that_makes_no_sense_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
     image = make_image("a", 2 * UNIT)
-    async with some_nodes(tmp_path, 2) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 2) as (_, nodes):
         ref = by_cast(image, await make_cast(image, nodes, **changes))
         assert isinstance((await nodes[1].ask(WarmImage(image=ref)))[-1], Acknowledged)
 
 
 async def test_who_joins_late_takes_blocks_from_all_who_have_them(tmp_path: Path) -> None:
     image = make_image("a", 8 * UNIT)
-    async with some_nodes(tmp_path, 3, *SLOW) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 3, *SLOW) as (cluster, nodes):
         await nodes[0].ask(WarmImage(image=image.ref()))
-        cast = await make_cast(image, nodes[:2])
-        await cluster.state.put_cast(cast)
-        request = WarmImage(image=by_cast(image, cast))
+        planned = await put_cast(cluster, image, nodes[:2])
+        request = WarmImage(image=by_cast(image, planned))
         async with nodes[1].channel.call(request) as call:
             replies = aiter(call)
             while (await anext(replies)).fraction < 0.5:
@@ -227,30 +213,26 @@ class SetBack(SystemClock):
 
 async def test_the_last_word_counts_though_the_clock_was_set_back(tmp_path: Path) -> None:
     image, clock = make_image("a", 8 * UNIT), SetBack()
-    async with some_nodes(tmp_path, 1, *SLOW) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 1, *SLOW) as (cluster, nodes):
         async with cluster.node("n1", "h1", *SLOW, clock=clock) as node:
             await nodes[0].ask(WarmImage(image=image.ref()))
-            cast = await make_cast(image, [nodes[0], node])
-            await cluster.state.put_cast(cast)
+            planned = await put_cast(cluster, image, [nodes[0], node])
 
             def set_back(_: Reply) -> None:
                 clock.by_s = 3600.0
 
-            await node.ask(WarmImage(image=by_cast(image, cast)), set_back)
+            await node.ask(WarmImage(image=by_cast(image, planned)), set_back)
             (reported,) = (await last_words(cluster, 1)).values()
             assert reported.state is CastState.COMPLETE and clock.by_s
 
 
 async def test_a_cast_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     image = make_image("a", 16 * UNIT)
-    async with some_nodes(tmp_path, 2, *SLOW) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 2, *SLOW) as (cluster, nodes):
         await nodes[0].ask(WarmImage(image=image.ref()))
-        cast = await make_cast(image, nodes)
-        await cluster.state.put_cast(cast)
+        planned = await put_cast(cluster, image, nodes)
         part = cluster.shm / "h1" / f"{image.digest}.part"
-        async with nodes[1].channel.call(WarmImage(image=by_cast(image, cast))) as call:
+        async with nodes[1].channel.call(WarmImage(image=by_cast(image, planned))) as call:
             replies = aiter(call)
             await anext(replies)
             await anext(replies)
@@ -266,8 +248,7 @@ async def test_a_cast_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_finished_cast_holds_no_memory(tmp_path: Path) -> None:
     image = make_image("a", 4 * UNIT)
-    async with some_nodes(tmp_path, 2) as (cluster, nodes):
-        await cluster.put(image)
+    async with some_nodes(tmp_path, image, 2) as (cluster, nodes):
         await nodes[0].ask(WarmImage(image=image.ref()))
         gc.disable()
         try:

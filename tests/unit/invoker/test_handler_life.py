@@ -10,13 +10,19 @@ import psutil
 import pytest
 
 from invoker.handlers.errors import HandlerCrashed, HandlerStopped
-from invoker.handlers.process import HandlerProcess, backoff_s
+from invoker.handlers.process import backoff_s
 from invoker.handlers.spawn import kill_strays, kill_tree
-from tests.fixtures.handler import call, on_loop, run
+from tests.fixtures.handler import call, started
+from tests.fixtures.loops import UVLOOP, Backend
 from tests.fixtures.patience import PATIENCE_S
 
 
-def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return UVLOOP  # as a node runs on
+
+
+async def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
     source = """
 import os
 def handle(request):
@@ -26,19 +32,16 @@ def handle(request):
     return request
 """
     logs: list[str] = []
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source, logs=logs) as process:
         with pytest.raises(HandlerCrashed) as raised:
             await call(process, "crash")
         assert "status 3" in str(raised.value)
         assert "about to fall over" in str(raised.value)
         assert await call(process, "fine") == ["fine"]
-
-    run(tmp_path, source, scenario, logs=logs)
     assert "about to fall over" in logs
 
 
-def test_stopping_ends_calls_in_progress_and_descendants(tmp_path: Path) -> None:
+async def test_stopping_ends_calls_in_progress_and_descendants(tmp_path: Path) -> None:
     source = """
 import subprocess
 def handle(request):
@@ -47,8 +50,7 @@ def handle(request):
     child.wait()
 """
     pids: list[int] = []
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         outputs = process.invoke("r", b"", 20)
         pids.append(int((await anext(outputs)).data))
         rest = asyncio.ensure_future(anext(outputs))
@@ -57,8 +59,6 @@ def handle(request):
             await rest
         with pytest.raises(HandlerStopped):
             await call(process, 1)
-
-    run(tmp_path, source, scenario)
     strays = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(strays, timeout=PATIENCE_S)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
@@ -72,7 +72,7 @@ def handle(request):
         "os.fork() or time.sleep(1000)",  # it has the socket too, so that the call sees no end of it
     ],
 )
-def test_what_a_handler_leaves_behind_when_it_dies_is_killed(tmp_path: Path, start_child: str) -> None:
+async def test_what_a_handler_leaves_behind_when_it_dies_is_killed(tmp_path: Path, start_child: str) -> None:
     source = f"""
 import os, subprocess, time
 def handle(request):
@@ -80,8 +80,7 @@ def handle(request):
         os._exit(1)
     return {start_child}
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         (pid,) = await call(process, None)
         assert isinstance(pid, int)
         stray = psutil.Process(pid)
@@ -90,10 +89,8 @@ def handle(request):
         await asyncio.to_thread(psutil.wait_procs, [stray], timeout=PATIENCE_S)
         assert not stray.is_running() or stray.status() == psutil.STATUS_ZOMBIE
 
-    run(tmp_path, source, scenario)
 
-
-def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
+async def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
     source = """
 import time
 def handle(request):
@@ -101,8 +98,7 @@ def handle(request):
     if request == "wait":
         time.sleep(1000)
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         for _ in range(2):
             async with aclosing(process.invoke("r", b'"wait"', 20)) as outputs:
                 await anext(outputs)
@@ -112,29 +108,24 @@ def handle(request):
                     await anext(outputs)
             assert await call(process, "x") == ["x"]
 
-    run(tmp_path, source, scenario)
-
 
 def test_backoff_doubles_up_to_a_bound() -> None:
     assert [backoff_s(n) for n in (0, 1, 2, 3, 40)] == [0, 0.1, 0.2, 0.4, 10]
 
 
-def test_a_number_that_may_be_anothers_is_not_killed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        ended = await asyncio.create_subprocess_exec("true")
-        await ended.wait()
-        other = await asyncio.create_subprocess_exec(
-            "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
-        )
-        assert other.stdin is not None and other.stdout is not None
-        kill_tree(_Numbered(ended, other.pid))  # type: ignore[arg-type]
-        kill_strays(tmp_path, other.pid, psutil.Process(other.pid).create_time())
-        other.stdin.write(b"alive\n")
-        assert await other.stdout.readline() == b"alive\n"
-        kill_tree(other)
-        assert await other.wait() == -signal.SIGKILL
-
-    on_loop(scenario())
+async def test_a_number_that_may_be_anothers_is_not_killed(tmp_path: Path) -> None:
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    other = await asyncio.create_subprocess_exec(
+        "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert other.stdin is not None and other.stdout is not None
+    kill_tree(_Numbered(ended, other.pid))  # type: ignore[arg-type]
+    kill_strays(tmp_path, other.pid, psutil.Process(other.pid).create_time())
+    other.stdin.write(b"alive\n")
+    assert await other.stdout.readline() == b"alive\n"
+    kill_tree(other)
+    assert await other.wait() == -signal.SIGKILL
 
 
 class _Numbered:
@@ -145,8 +136,10 @@ class _Numbered:
         self.pid = pid
 
 
-def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one(tmp_path: Path) -> None:
-    async def scenario(process: HandlerProcess) -> None:
+async def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with started(tmp_path, "def handle(x): return x") as process:
         first = process.pid
         assert first is not None
 
@@ -161,5 +154,3 @@ def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one
             for _ in range(8):
                 group.create_task(insist())
             os.kill(first, signal.SIGKILL)
-
-    run(tmp_path, "def handle(x): return x", scenario)

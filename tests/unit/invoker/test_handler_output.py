@@ -4,12 +4,19 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from invoker.handlers.log_lines import MAX_LINE_BYTES, MAX_LINES, LineSplitter
-from invoker.handlers.process import HandlerProcess
-from tests.fixtures.handler import call, run
+from tests.fixtures.handler import call, started
+from tests.fixtures.loops import UVLOOP, Backend
 
 
-def test_output_of_both_streams_is_logged_line_by_line(tmp_path: Path) -> None:
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return UVLOOP  # as a node runs on
+
+
+async def test_output_of_both_streams_is_logged_line_by_line(tmp_path: Path) -> None:
     source = """
 import sys
 print("loaded")
@@ -19,11 +26,8 @@ def handle(request):
     return 1
 """
     logs: list[str] = []
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source, logs=logs) as process:
         await call(process, "é")
-
-    run(tmp_path, source, scenario, logs=logs)
     assert logs == ["loaded", "out é", "err é"]
 
 
@@ -68,7 +72,7 @@ class Printed(list[str]):
             self.cut.set()
 
 
-def test_a_handler_that_prints_without_end_leaves_the_node_its_time(tmp_path: Path) -> None:
+async def test_a_handler_that_prints_without_end_leaves_the_node_its_time(tmp_path: Path) -> None:
     source = """
 import os, threading
 over = threading.Event()
@@ -79,8 +83,7 @@ def handle(request):
         os.write(1, b"\\n" * 65536)
 """
     logs = Printed()
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source, logs=logs) as process:
         began_s = time.monotonic()
         printing = asyncio.create_task(call(process, "print"))
         await logs.cut.wait()
@@ -92,5 +95,3 @@ def handle(request):
         await printing
         assert used_s < window_s / 2
         assert len(logs) <= (MAX_LINES + 1) * (2 + time.monotonic() - began_s)
-
-    run(tmp_path, source, scenario, logs=logs)

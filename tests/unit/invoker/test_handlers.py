@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -14,15 +13,21 @@ from invoker.handlers.errors import BadHandler, HandlerCrashed, HandlerRaised, H
 from invoker.handlers.files import make_folder, relative_path
 from invoker.handlers.process import HandlerProcess, handler_spec
 from registry.config.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
-from tests.fixtures.handler import call, on_loop, run
+from tests.fixtures.handler import call, files_in, started
+from tests.fixtures.loops import UVLOOP, Backend, on_both_loops
 from tests.fixtures.patience import PATIENCE_S
 
 MIB = 1024**2
 FUNCTIONS = Path(__file__).resolve().parents[3] / "functions"
 
 
-@pytest.mark.parametrize("start", [on_loop, asyncio.run])
-def test_plain_async_and_generator_handlers(tmp_path: Path, start: Callable[..., None]) -> None:
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return UVLOOP  # as a node runs on
+
+
+@on_both_loops
+async def test_plain_async_and_generator_handlers(tmp_path: Path) -> None:
     source = """
 import asyncio
 
@@ -39,8 +44,7 @@ async def async_generator(x):
 def handle(request):
     return globals()[request["kind"]](request["x"])
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         assert await call(process, {"kind": "plain", "x": "ä"}) == [{"plain": "ä"}]
         assert await call(process, {"kind": "coroutine", "x": 1}) == [{"async": 1}]
         assert await call(process, {"kind": "generator", "x": 3}) == [0, 1, 2]
@@ -48,33 +52,27 @@ def handle(request):
         many = await asyncio.gather(*(call(process, {"kind": "plain", "x": i}) for i in range(50)))
         assert many == [[{"plain": i}] for i in range(50)]
 
-    run(tmp_path, source, scenario, start=start)
 
-
-def test_echo_function_streams_when_asked(tmp_path: Path) -> None:
+async def test_echo_function_streams_when_asked(tmp_path: Path) -> None:
     spec = load_function_yaml(FUNCTIONS / "echo").handler
     assert spec is not None
-
-    async def play() -> None:
-        process = HandlerProcess(lambda line: None)
-        files = {path.name: path.read_bytes() for path in (FUNCTIONS / "echo").iterdir() if path.is_file()}
-        assert handler_spec(files) == spec
-        await process.start(files, spec, tmp_path)
-        try:
-            assert await call(process, {"a": [1, None]}) == [{"a": [1, None]}]
-            parts = []
-            body = json.dumps({"stream": True, "message": "to be or not"}).encode()
-            async for output in process.invoke("r", body, 10):
-                assert output.stream
-                parts.append(json.loads(output.data)["text"])
-            assert parts == ["to ", "be ", "or ", "not"]
-        finally:
-            await process.aclose()
-
-    on_loop(play())
+    process = HandlerProcess(lambda line: None)
+    files = {path.name: path.read_bytes() for path in (FUNCTIONS / "echo").iterdir() if path.is_file()}
+    assert handler_spec(files) == spec
+    await process.start(files, spec, tmp_path)
+    try:
+        assert await call(process, {"a": [1, None]}) == [{"a": [1, None]}]
+        parts = []
+        body = json.dumps({"stream": True, "message": "to be or not"}).encode()
+        async for output in process.invoke("r", body, 10):
+            assert output.stream
+            parts.append(json.loads(output.data)["text"])
+        assert parts == ["to ", "be ", "or ", "not"]
+    finally:
+        await process.aclose()
 
 
-def test_a_stream_arrives_while_the_handler_still_runs(tmp_path: Path) -> None:
+async def test_a_stream_arrives_while_the_handler_still_runs(tmp_path: Path) -> None:
     source = """
 import pathlib
 def handle(go):
@@ -83,8 +81,7 @@ def handle(go):
         pass
     yield "second"
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         (folder,) = (tmp_path / "scratch").iterdir()
         outputs = process.invoke("r", b"", 20)
         assert json.loads((await anext(outputs)).data) == "first"
@@ -93,10 +90,8 @@ def handle(go):
         with pytest.raises(StopAsyncIteration):
             await anext(outputs)
 
-    run(tmp_path, source, scenario)
 
-
-def test_secrets_of_the_node_stay_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_of_the_node_stay_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPERCAST_CLUSTER_SECRET", "do-not-tell")
     secret = tmp_path / "cluster.secret"
     secret.write_text("do-not-tell")
@@ -126,8 +121,9 @@ def handle(request):
         "temporary": attempt(lambda: __import__("tempfile").mkdtemp()),
     }
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    open_file = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(open_file, True)
+    async with started(tmp_path, source, env={"GREETING": "hello"}) as process:
         (answer,) = await call(process, {"secret": str(secret)})
         assert isinstance(answer, dict)
         environment = answer["environment"]
@@ -145,14 +141,11 @@ def handle(request):
             assert answer["file"] == answer["write"] == "PermissionError"
         if landlock_version() >= 6:
             assert answer["kill"] == "PermissionError"
-
-    with open(secret) as open_file:
-        os.set_inheritable(open_file.fileno(), True)
-        run(tmp_path, source, scenario, env={"GREETING": "hello"})
+    os.close(open_file)
     assert secret.read_text() == "do-not-tell"
 
 
-def test_a_memory_hog_is_stopped_and_the_next_call_works(tmp_path: Path) -> None:
+async def test_a_memory_hog_is_stopped_and_the_next_call_works(tmp_path: Path) -> None:
     source = """
 hoard = []
 def handle(mib):
@@ -160,43 +153,38 @@ def handle(mib):
         hoard.append(bytearray(1 << 20))
     return len(hoard)
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(
+        tmp_path, source, limits=HandlerLimits(memory_bytes=64 * MIB, timeout_s=PATIENCE_S)
+    ) as process:
         pid = process.pid
         with pytest.raises(HandlerRaised, match=r"limits\.memory"):
             await call(process, 4000)
         assert await call(process, 3) == [3]
         assert process.pid != pid
 
-    run(tmp_path, source, scenario, limits=HandlerLimits(memory_bytes=64 * MIB, timeout_s=PATIENCE_S))
 
-
-def test_an_infinite_loop_times_out_and_the_next_call_works(tmp_path: Path) -> None:
+async def test_an_infinite_loop_times_out_and_the_next_call_works(tmp_path: Path) -> None:
     source = """
 def handle(forever):
     while forever: pass
     return "done"
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         pid = process.pid
         with pytest.raises(HandlerTimeout, match=r"0\.3 s"):
             await call(process, True, timeout_s=0.3)
         assert await call(process, False) == ["done"]
         assert process.pid != pid
 
-    run(tmp_path, source, scenario)
 
-
-def test_a_slow_async_call_times_out_alone(tmp_path: Path) -> None:
+async def test_a_slow_async_call_times_out_alone(tmp_path: Path) -> None:
     source = """
 import asyncio
 async def handle(seconds):
     await asyncio.sleep(seconds)
     return seconds
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         pid = process.pid
         other = asyncio.create_task(call(process, 0.4))
         with pytest.raises(HandlerTimeout):
@@ -204,35 +192,29 @@ async def handle(seconds):
         assert await other == [0.4]
         assert process.pid == pid
 
-    run(tmp_path, source, scenario)
 
-
-def test_processor_time_is_limited(tmp_path: Path) -> None:
+async def test_processor_time_is_limited(tmp_path: Path) -> None:
     source = """
 def handle(request):
     while True: pass
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source, limits=HandlerLimits(cpu_s=1, timeout_s=PATIENCE_S)) as process:
         with pytest.raises(HandlerCrashed, match="processor time"):
             await call(process, None)
 
-    run(tmp_path, source, scenario, limits=HandlerLimits(cpu_s=1, timeout_s=PATIENCE_S))
-
 
 @pytest.mark.parametrize("big", ["return 'x' * 2_000_000", "return ('x' * 1000 for _ in range(2000))"])
-def test_huge_output_is_refused(tmp_path: Path, big: str) -> None:
+async def test_huge_output_is_refused(tmp_path: Path, big: str) -> None:
     source = f"def handle(request):\n    if request == 1: return 1\n    {big}\n"
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(
+        tmp_path, source, limits=HandlerLimits(output_bytes=MIB, timeout_s=PATIENCE_S)
+    ) as process:
         with pytest.raises(OutputTooLarge, match="1048576"):
             await call(process, 2)
         assert await call(process, 1) == [1]
 
-    run(tmp_path, source, scenario, limits=HandlerLimits(output_bytes=MIB, timeout_s=PATIENCE_S))
 
-
-def test_a_child_that_writes_its_own_frames_is_killed(tmp_path: Path) -> None:
+async def test_a_child_that_writes_its_own_frames_is_killed(tmp_path: Path) -> None:
     source = """
 import os
 def handle(request):
@@ -242,23 +224,19 @@ def handle(request):
                 os.write(fd, b"\\xff" * 64)
         except OSError: pass
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         with pytest.raises(HandlerCrashed, match="protocol"):
             await call(process, None)
 
-    run(tmp_path, source, scenario)
 
-
-def test_an_exception_comes_back_with_the_authors_frames(tmp_path: Path) -> None:
+async def test_an_exception_comes_back_with_the_authors_frames(tmp_path: Path) -> None:
     source = """
 def handle(request):
     return inner(request)
 def inner(request):
     raise KeyError("no such thing")
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         pid = process.pid
         with pytest.raises(HandlerRaised) as raised:
             await call(process, {})
@@ -268,24 +246,18 @@ def inner(request):
         assert raised.value.code == "handler_error"
         assert process.pid == pid
 
-    run(tmp_path, source, scenario)
-
 
 @pytest.mark.parametrize("value", ["object()", "float('nan')", "b'bytes'"])
-def test_a_result_that_is_not_json_is_an_error(tmp_path: Path, value: str) -> None:
-    async def scenario(process: HandlerProcess) -> None:
+async def test_a_result_that_is_not_json_is_an_error(tmp_path: Path, value: str) -> None:
+    async with started(tmp_path, f"def handle(request): return {value}") as process:
         with pytest.raises(HandlerRaised, match="not JSON"):
             await call(process, None)
 
-    run(tmp_path, f"def handle(request): return {value}", scenario)
 
-
-def test_a_body_that_is_not_json_is_an_error(tmp_path: Path) -> None:
-    async def scenario(process: HandlerProcess) -> None:
+async def test_a_body_that_is_not_json_is_an_error(tmp_path: Path) -> None:
+    async with started(tmp_path, "def handle(request): return 1") as process:
         with pytest.raises(HandlerRaised, match="body is not JSON"):
             await anext(process.invoke("r", b"{", 10))
-
-    run(tmp_path, "def handle(request): return 1", scenario)
 
 
 @pytest.mark.parametrize(
@@ -299,22 +271,19 @@ def test_a_body_that_is_not_json_is_an_error(tmp_path: Path) -> None:
         ("while True: pass", "did not load within"),
     ],
 )
-def test_a_handler_that_does_not_load_says_why(tmp_path: Path, source: str, message: str) -> None:
-    async def play() -> None:
-        limit = 0.5 if "while" in source else PATIENCE_S
-        process = HandlerProcess(lambda line: None, load_timeout_s=limit)
-        with pytest.raises(BadHandler, match=message) as raised:
-            await process.start(
-                {"handler.py": source.encode()}, HandlerSpec(file="handler.py", function="handle"), tmp_path
-            )
-        assert raised.value.code == "start_failed"
-        await process.aclose()
-
-    on_loop(play())
-    assert list(tmp_path.iterdir()) == []
+async def test_a_handler_that_does_not_load_says_why(tmp_path: Path, source: str, message: str) -> None:
+    limit = 0.5 if "while" in source else PATIENCE_S
+    process = HandlerProcess(lambda line: None, load_timeout_s=limit)
+    with pytest.raises(BadHandler, match=message) as raised:
+        await process.start(
+            {"handler.py": source.encode()}, HandlerSpec(file="handler.py", function="handle"), tmp_path
+        )
+    assert raised.value.code == "start_failed"
+    await process.aclose()
+    assert not files_in(tmp_path)
 
 
-def test_neighbouring_files_are_importable_and_readable(tmp_path: Path) -> None:
+async def test_neighbouring_files_are_importable_and_readable(tmp_path: Path) -> None:
     source = """
 import pathlib
 from parts.helper import double
@@ -322,11 +291,8 @@ def handle(x):
     return [double(x), pathlib.Path("data.txt").read_text()]
 """
     files = {"parts/helper.py": b"def double(x): return 2 * x", "data.txt": b"data"}
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source, files=files) as process:
         assert await call(process, 4) == [[8, "data"]]
-
-    run(tmp_path, source, scenario, files=files)
 
 
 @pytest.mark.parametrize("name", ["../out.py", "/etc/x", "a/../../b", "", ".", "a\0b", "a\\..\\b"])
@@ -338,7 +304,7 @@ def test_file_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_caller_that_leaves_cancels_its_call(tmp_path: Path) -> None:
+async def test_a_caller_that_leaves_cancels_its_call(tmp_path: Path) -> None:
     source = """
 import asyncio
 ended = []
@@ -354,11 +320,8 @@ async def stream():
     finally:
         ended.append("yes")
 """
-
-    async def scenario(process: HandlerProcess) -> None:
+    async with started(tmp_path, source) as process:
         async with aclosing(process.invoke("r", b"1", 20)) as outputs:
             await anext(outputs)
         while await call(process, "ended") != [["yes"]]:
             pass
-
-    run(tmp_path, source, scenario)

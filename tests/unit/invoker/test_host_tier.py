@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,40 +16,25 @@ import pytest
 from invoker.base.errors import HostTierError, HostTierFull
 from invoker.host_tier.folder import USERS, remove_if_unused
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
-from invoker.host_tier.mapping import HostMapping
 from invoker.host_tier.tier import HostTier
+from tests.fixtures.host_tier import digest, fill
 from tests.fixtures.patience import PATIENCE_S
 
+OpenTier = Callable[..., HostTier]
 KIB = 1024
 SPAWN = multiprocessing.get_context("spawn")
-
-
-def digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def content(name: str, nbytes: int) -> bytes:
     return hashlib.shake_128(name.encode()).digest(nbytes)
 
 
-def fill(tier: HostTier, name: str, nbytes: int) -> HostMapping:
-    writer = tier.begin(digest(name), nbytes)
-    assert isinstance(writer, ImageWriter)
-    writer.view[:] = content(name, nbytes)
-    return writer.publish()
-
-
 def is_loading(folder: Path, name: str) -> bool:
     return (folder / f"{digest(name)}.part").exists()
 
 
-@pytest.fixture
-def folder(tmp_path_factory) -> Path:
-    return Path("/dev/shm") / f"tier-test-{os.getpid()}-{random.getrandbits(32):08x}" / "h0"
-
-
-def test_an_image_appears_at_once_and_whole(folder: Path) -> None:
-    tier = HostTier(folder, 1 << 20)
+def test_an_image_appears_at_once_and_whole(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(1 << 20)
     writer = tier.begin(digest("a"), 5000)
     assert isinstance(writer, ImageWriter)
     assert not tier.holds(digest("a")) and is_loading(folder, "a")
@@ -63,13 +49,11 @@ def test_an_image_appears_at_once_and_whole(folder: Path) -> None:
     mapping.close()
     mapping.close()
     assert "closed" in repr(mapping)
-    tier.close()
-    assert not folder.parent.exists()
 
 
-def test_a_load_receives_from_an_open_file(folder: Path, tmp_path: Path) -> None:
+def test_a_load_receives_from_an_open_file(open_tier: OpenTier, tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(content("a", 1 << 20))
-    tier = HostTier(folder, 2 << 20)
+    tier = open_tier(2 << 20)
     writer = tier.begin(digest("a"), 1 << 20)
     assert isinstance(writer, ImageWriter)
     with (tmp_path / "blob").open("rb") as file:
@@ -81,22 +65,20 @@ def test_a_load_receives_from_an_open_file(folder: Path, tmp_path: Path) -> None
     with (tmp_path / "blob").open("ab") as file:
         assert not writer.receive(0, 4096, file.fileno()), "it cannot be read"
     writer.abandon()
-    tier.close()
 
 
-def test_an_abandoned_load_leaves_nothing(folder: Path) -> None:
-    tier = HostTier(folder, 1 << 20)
+def test_an_abandoned_load_leaves_nothing(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(1 << 20)
     writer = tier.begin(digest("a"), 5000)
     assert isinstance(writer, ImageWriter)
     writer.abandon()
     writer.abandon()
     assert tier.used_bytes() == 0 and not is_loading(folder, "a")
     fill(tier, "a", 5000).close()
-    tier.close()
 
 
-def test_the_least_recently_used_idle_image_goes_first(folder: Path) -> None:
-    tier = HostTier(folder, 300 * KIB)
+def test_the_least_recently_used_idle_image_goes_first(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(300 * KIB)
     for age, name in enumerate("abc"):
         fill(tier, name, 100 * KIB).close()
         os.utime(folder / digest(name), (1000.0 + age, 1000.0 + age))
@@ -109,11 +91,10 @@ def test_the_least_recently_used_idle_image_goes_first(folder: Path) -> None:
     assert not tier.evict(digest("a"))
     used.close()
     assert tier.evict(digest("a")) and not tier.evict(digest("a"))
-    tier.close()
 
 
-def test_kept_images_go_last_and_not_at_all_for_one_that_yields(folder: Path) -> None:
-    tier, other = HostTier(folder, 300 * KIB), HostTier(folder, 300 * KIB)
+def test_kept_images_go_last_and_not_at_all_for_one_that_yields(folder: Path, open_tier: OpenTier) -> None:
+    tier, other = open_tier(300 * KIB), open_tier(300 * KIB)
     for age, name in enumerate("abc"):
         fill(tier, name, 100 * KIB).close()
         os.utime(folder / digest(name), (1000.0 + age, 1000.0 + age))
@@ -135,12 +116,11 @@ def test_kept_images_go_last_and_not_at_all_for_one_that_yields(folder: Path) ->
     assert tier.evict(digest("a"))
     fill(tier, "a", 100 * KIB).close()
     assert [image.kept for image in tier.images() if image.digest == digest("a")] == [False]
-    other.close()
-    tier.close()
-    assert not folder.parent.exists()
 
 
-def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(folder: Path) -> None:
+def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(
+    folder: Path, open_tier: OpenTier
+) -> None:
     live = HostTier(folder.parent.with_name(folder.parent.name + "-other") / "h0", 1 << 20)
     fill(live, "a", 100).close()
     beside = folder.with_name("h1")
@@ -151,7 +131,7 @@ def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(fold
     for where in (folder, beside):
         assert (where / f"{digest('a')}.part").exists()
     (folder / digest("whole")).write_bytes(b"checked when it came")
-    tier = HostTier(folder, 1 << 20)
+    tier = open_tier(1 << 20)
     assert not beside.exists()
     assert tier.holds(digest("whole")) and is_loading(folder, "a"), "who loads it goes on with it"
     assert live.holds(digest("a"))
@@ -162,11 +142,10 @@ def test_what_killed_processes_left_goes_when_a_tier_of_their_cluster_opens(fold
         process.wait()
     tier.close()
     live.close()
-    assert not folder.parent.exists()
 
 
-def test_what_cannot_fit_evicts_nothing(folder: Path) -> None:
-    tier = HostTier(folder, 1000 * KIB)
+def test_what_cannot_fit_evicts_nothing(open_tier: OpenTier) -> None:
+    tier = open_tier(1000 * KIB)
     used = fill(tier, "a", 600 * KIB)
     for name in "bcd":
         fill(tier, name, 100 * KIB).close()
@@ -178,28 +157,26 @@ def test_what_cannot_fit_evicts_nothing(folder: Path) -> None:
     used.close()
     fill(tier, "e", 500 * KIB).close()
     assert tier.holds(digest("b"))
-    tier.close()
 
 
-def test_a_late_sweep_leaves_a_tier_that_is_in_use_again(folder: Path) -> None:
+def test_a_late_sweep_leaves_a_tier_that_is_in_use_again(folder: Path, open_tier: OpenTier) -> None:
     with start_loader(folder, "a") as process:
         process.kill()
         process.wait()
     late = os.open(folder / USERS, os.O_RDWR)  # what a sweep holds that was overtaken before its lock
     sweeper = HostTier(folder.with_name("h1"), 1 << 20)
     assert not folder.exists()
-    tier = HostTier(folder, 1 << 20)
+    tier = open_tier(1 << 20)
     fill(tier, "b", 100).close()
     remove_if_unused(folder, late)
     assert tier.holds(digest("b"))
     fill(tier, "c", 100).close()
     tier.close()
     sweeper.close()
-    assert not folder.parent.exists()
 
 
-def test_what_cannot_fit_is_refused_with_numbers(folder: Path) -> None:
-    tier = HostTier(folder, 100 * KIB)
+def test_what_cannot_fit_is_refused_with_numbers(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(100 * KIB)
     with pytest.raises(HostTierFull, match="raise --host-memory"):
         tier.begin(digest("big"), 101 * KIB)
     kept = fill(tier, "a", 60 * KIB)
@@ -208,7 +185,6 @@ def test_what_cannot_fit_is_refused_with_numbers(folder: Path) -> None:
     assert not is_loading(folder, "b")
     kept.close()
     fill(tier, "b", 60 * KIB).close()
-    tier.close()
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
@@ -221,8 +197,8 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         HostTier(tmp_path / "file" / "h0", 1)
 
 
-def test_the_folder_stays_until_its_last_user_leaves(folder: Path) -> None:
-    first, second = HostTier(folder, 1 << 20), HostTier(folder, 1 << 20)
+def test_the_folder_stays_until_its_last_user_leaves(folder: Path, open_tier: OpenTier) -> None:
+    first, second = open_tier(1 << 20), open_tier(1 << 20)
     fill(first, "a", 100).close()
     first.close()
     assert second.holds(digest("a"))
@@ -260,8 +236,8 @@ def start_loader(folder: Path, name: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_others_wait_for_the_one_that_loads(folder: Path) -> None:
-    tier = HostTier(folder, 1 << 20)
+def test_others_wait_for_the_one_that_loads(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(1 << 20)
     with start_loader(folder, "a") as process:
         elsewhere = tier.begin(digest("a"), 400 * KIB)
         assert isinstance(elsewhere, LoadElsewhere)
@@ -275,11 +251,10 @@ def test_others_wait_for_the_one_that_loads(folder: Path) -> None:
         process.kill()
         process.wait()
     assert tier.evict(digest("a"))
-    tier.close()
 
 
-def test_a_killed_load_is_taken_over(folder: Path) -> None:
-    tier = HostTier(folder, 1 << 20)
+def test_a_killed_load_is_taken_over(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(1 << 20)
     with start_loader(folder, "a") as process:
         elsewhere = tier.begin(digest("a"), 400 * KIB)
         assert isinstance(elsewhere, LoadElsewhere)
@@ -292,24 +267,22 @@ def test_a_killed_load_is_taken_over(folder: Path) -> None:
     assert list(writer.extents()) == [(0, 400 * KIB)] and bytes(writer.view[:16]) == b"x" * 16
     writer.abandon()
     assert not is_loading(folder, "a")
-    tier.close()
 
 
-def test_a_killed_load_of_another_size_starts_again(folder: Path) -> None:
+def test_a_killed_load_of_another_size_starts_again(folder: Path, open_tier: OpenTier) -> None:
     with start_loader(folder, "a") as process:
         process.kill()
         process.wait()
-    tier = HostTier(folder, 1 << 20)
+    tier = open_tier(1 << 20)
     writer = tier.begin(digest("a"), 500 * KIB)
     assert isinstance(writer, ImageWriter) and not writer.is_resumed and not list(writer.extents())
     writer.view[300 * KIB] = 1
     assert list(writer.extents()) == [(300 * KIB, 304 * KIB)]
     writer.abandon()
-    tier.close()
 
 
-def test_the_room_of_a_killed_load_is_taken_back(folder: Path) -> None:
-    tier = HostTier(folder, 500 * KIB)
+def test_the_room_of_a_killed_load_is_taken_back(folder: Path, open_tier: OpenTier) -> None:
+    tier = open_tier(500 * KIB)
     with start_loader(folder, "a") as process:
         with pytest.raises(HostTierFull):
             tier.begin(digest("b"), 400 * KIB)
@@ -317,7 +290,6 @@ def test_the_room_of_a_killed_load_is_taken_back(folder: Path) -> None:
         process.wait()
     fill(tier, "b", 400 * KIB).close()
     assert not is_loading(folder, "a")
-    tier.close()
 
 
 SIZE = 40 * KIB
@@ -355,8 +327,8 @@ def stress(folder: Path, seed: int, rounds: int, queue) -> None:
     queue.put(seed)
 
 
-def test_processes_that_die_at_any_time_damage_nothing(folder: Path) -> None:
-    keeper = HostTier(folder, LIMIT)
+def test_processes_that_die_at_any_time_damage_nothing(folder: Path, open_tier: OpenTier) -> None:
+    keeper = open_tier(LIMIT)
     queue = SPAWN.SimpleQueue()
     workers = [SPAWN.Process(target=stress, args=(folder, seed, 60, queue)) for seed in range(5)]
     for worker in workers:

@@ -105,7 +105,7 @@ async def test_who_comes_while_a_load_is_being_stopped_gets_one_of_its_own(tmp_p
         assert (await second.record()).holdings[0].image == image.digest
 
 
-def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
+async def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
     def deleted(cluster: FakeCluster) -> int:
         # A spare that was discarded is mapped until the thread that took its pages has noticed.
         for thread in threading.enumerate():
@@ -114,7 +114,8 @@ def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
         maps = Path("/proc/self/maps").read_text().splitlines()
         return sum("(deleted)" in line and cluster.id in line for line in maps)
 
-    async def scenario() -> None:
+    gc.disable()
+    try:
         async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0") as node:
             for number in range(6):
                 image = make_image(f"x{number}", 6 << 20)
@@ -130,10 +131,6 @@ def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> None:
             assert deleted(cluster) == 0
             await node.ask(start_request("i2", image))
             assert deleted(cluster) == 0
-
-    gc.disable()
-    try:
-        asyncio.run(scenario())
     finally:
         gc.enable()
 

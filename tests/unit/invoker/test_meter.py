@@ -10,14 +10,13 @@ from invoker.metering.intervals import MAX_PARTS
 from invoker.metering.meter import GpuMeter
 from invoker.metering.replay import replay
 from registry.records.instance import InstanceState
-from registry.records.usage import InstanceInterval
-from tests.fixtures.meter import ORIGIN_S, World
+from tests.fixtures.meter import ORIGIN_S, World, paid
 
 Operations = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 7), st.integers(0, 100_003)), max_size=60)
 
 
 @given(Operations)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_all_time_is_given_once_whatever_happens(operations: list[tuple[int, int, int]]) -> None:
     world = World(rotate_every=7)
     for operation in operations:
@@ -27,7 +26,7 @@ def test_all_time_is_given_once_whatever_happens(operations: list[tuple[int, int
 
 
 @given(Operations)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_prefix_of_a_journal_adds_up(operations: list[tuple[int, int, int]]) -> None:
     world = World(rotate_every=1_000_000)
     for operation in operations[:30]:
@@ -90,11 +89,9 @@ def test_an_interval_ends_before_the_step_under_way() -> None:
     meter.change_state(account, InstanceState.DRAINING)
     meter.end_step(account, [(call, 1)])
     meter.change_state(account, InstanceState.STOPPED, final=True)
-    records = []
-    while (due := meter.next_record()) is not None:
-        records.append(due[1])
-        meter.acknowledge(due[0])
-    assert [(one.state, one.from_at - ORIGIN_S, one.to_at - ORIGIN_S, one.busy_us) for one in records] == [
+    assert [
+        (one.state, one.from_at - ORIGIN_S, one.to_at - ORIGIN_S, one.busy_us) for one in paid(meter)
+    ] == [
         ("ready", 0.0, 1.0, 0),
         ("ready", 1.0, 1.0, 0),
         ("draining", 1.0, 3.0, 2_000_000),
@@ -115,12 +112,7 @@ def test_an_interval_that_names_many_calls_ends_early() -> None:
         meter.close_calls([call])
     assert len(reported) == 2
     meter.change_state(account, InstanceState.STOPPED, final=True)
-    records: list[InstanceInterval] = []
-    while (due := meter.next_record()) is not None:
-        assert isinstance(due[1], InstanceInterval)
-        records.append(due[1])
-        meter.acknowledge(due[0])
-    assert [(len(one.calls), one.busy_us, one.final) for one in records] == [
+    assert [(len(one.calls), one.busy_us, one.final) for one in paid(meter)] == [
         (MAX_PARTS, 10 * MAX_PARTS, False),
         (MAX_PARTS, 10 * MAX_PARTS, False),
         (1, 10, True),

@@ -149,7 +149,7 @@ def test_odd_totals_cost_only_themselves() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_damage_keeps_a_journal_from_being_read(data: st.DataObject) -> None:
     frames, _ = history()
     journal = bytearray(b"".join(frames))

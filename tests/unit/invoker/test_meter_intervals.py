@@ -13,6 +13,7 @@ from invoker.metering.replay import replay
 from registry.accounting.reconciliation import BalanceVerdict, reconcile
 from registry.records.instance import InstanceState
 from registry.records.usage import GpuSlice, InstanceInterval, LostCall, RequestRecord
+from tests.fixtures.meter import paid
 from tests.fixtures.registry_records import request
 from tests.fixtures.usage_histories import ORIGIN_S, Tape
 
@@ -25,6 +26,7 @@ class Node:
         self.tape = Tape()
         self.meter = GpuMeter("n0", 1, lambda: self.now_us, ORIGIN_S, self.tape)
         self.records: list[RequestRecord] = []
+        self.account = self.meter.open_account("i", "f", 1, InstanceState.READY)
 
     def step(self, account: MeterAccount, count: int, us: int) -> list[MeteredCall]:
         """As many calls share a step."""
@@ -40,14 +42,6 @@ class Node:
             self.records.append(request(call.call_id.partition("/")[0], gpu=(use,)))
         return calls
 
-    def due(self) -> list[InstanceInterval]:
-        found = []
-        while (due := self.meter.next_record()) is not None:
-            assert isinstance(due[1], InstanceInterval)
-            found.append(due[1])
-            self.meter.acknowledge(due[0])
-        return found
-
     def check(self, intervals: list[InstanceInterval], lost: tuple[LostCall, ...] = ()) -> None:
         """No interval names too many, and all of them add up."""
         assert max(len(one.calls) for one in intervals) <= MAX_PARTS
@@ -61,19 +55,18 @@ class Node:
 @pytest.mark.parametrize("us", [2 * MAX_PARTS, 3 * MAX_PARTS + 7, 1_000_003])
 def test_no_interval_names_too_many_calls_however_many_are_settled_at_once(us: int, cut: bool) -> None:
     node = Node()
-    account = node.meter.open_account("i", "f", 1, InstanceState.READY)
     node.now_us += 1000
-    calls = node.step(account, 3 * MAX_PARTS + 7, us)
+    calls = node.step(node.account, 3 * MAX_PARTS + 7, us)
     if cut:  # then an earlier interval says what they used
         node.meter.end_intervals()
     node.meter.close_calls(calls)
-    for call in node.step(account, 5, 50):
+    for call in node.step(node.account, 5, 50):
         node.meter.close_calls([call])
     for _ in range(3):
         node.now_us += 100
         node.meter.end_intervals()
-    node.meter.change_state(account, InstanceState.STOPPED, final=True)
-    intervals = node.due()
+    node.meter.change_state(node.account, InstanceState.STOPPED, final=True)
+    intervals = list(paid(node.meter))
     node.check(intervals)
     overs = [part.call_id for one in intervals for part in one.calls if part.over]
     assert sorted(overs) == sorted(one.gpu[0].call_id for one in node.records if one.gpu[0].gpu_us)
@@ -81,25 +74,23 @@ def test_no_interval_names_too_many_calls_however_many_are_settled_at_once(us: i
 
 def test_no_interval_names_too_many_calls_that_run() -> None:
     node = Node()
-    account = node.meter.open_account("i", "f", 1, InstanceState.READY)
-    calls = node.step(account, 2 * MAX_PARTS + 1, 5_000)
+    calls = node.step(node.account, 2 * MAX_PARTS + 1, 5_000)
     node.meter.end_intervals()
-    intervals = node.due()
+    intervals = list(paid(node.meter))
     assert [len(one.calls) for one in intervals] == [334, 334, 333]
     node.meter.close_calls(calls)
-    node.meter.change_state(account, InstanceState.STOPPED, final=True)
-    node.check(intervals + node.due())
+    node.meter.change_state(node.account, InstanceState.STOPPED, final=True)
+    node.check([*intervals, *paid(node.meter)])
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_what_a_journal_leaves_names_no_more_calls_in_an_interval(dies: str) -> None:
     node = Node()
-    account = node.meter.open_account("i", "f", 1, InstanceState.READY)
-    calls = node.step(account, 3 * MAX_PARTS, 70_000)
+    calls = node.step(node.account, 3 * MAX_PARTS, 70_000)
     if dies == "after":
         node.meter.end_intervals()
     node.meter.close_calls(calls)
-    node.step(account, 2 * MAX_PARTS, 3_000)
+    node.step(node.account, 2 * MAX_PARTS, 3_000)
     remains = replay(node.tape.data).unsent_records()
     assert remains == replay(node.tape.data).unsent_records()
     node.check(

@@ -161,7 +161,7 @@ async def test_a_second_stop_cuts_no_draining_short(tmp_path: Path, way: str) ->
             assert await one == [Acknowledged()]
 
 
-def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
+async def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
     def kept() -> Counter[str]:
         gc.collect()
         found = gc.get_objects()
@@ -170,24 +170,21 @@ def test_of_an_instance_that_ended_little_is_kept(tmp_path: Path) -> None:
         counts["Context"] -= sum(type(one) is asyncio.TimerHandle and one.cancelled() for one in found)
         return counts
 
-    async def scenario() -> tuple[Counter[str], Counter[str]]:
-        image = make_image("a", 1 << 20)
-        async with one_node(tmp_path, image) as (_, node):
+    image = make_image("a", 1 << 20)
+    async with one_node(tmp_path, image) as (_, node):
 
-            async def rounds(count: int, name: str) -> Counter[str]:
-                for number in range(count):
-                    await node.ask(start_request(f"{name}{number}", image))
-                    await node.ask(StopInstance(instance_id=f"{name}{number}"))
-                    with pytest.raises(RemoteError, match="needs an image"):
-                        await node.ask(start_request(f"bad{name}{number}", None))
+        async def rounds(count: int, name: str) -> Counter[str]:
+            for number in range(count):
+                await node.ask(start_request(f"{name}{number}", image))
+                await node.ask(StopInstance(instance_id=f"{name}{number}"))
                 with pytest.raises(RemoteError, match="needs an image"):
-                    await node.ask(start_request(f"bad{name}0", None))
-                return kept()
+                    await node.ask(start_request(f"bad{name}{number}", None))
+            with pytest.raises(RemoteError, match="needs an image"):
+                await node.ask(start_request(f"bad{name}0", None))
+            return kept()
 
-            await rounds(3, "a")
-            return await rounds(1, "b"), await rounds(10, "c")
-
-    before, after = asyncio.run(scenario())
+        await rounds(3, "a")
+        before, after = await rounds(1, "b"), await rounds(10, "c")
     assert after["Instance"] == before["Instance"] + 20
     for name in ("Task", "coroutine", "traceback", "frame", "ImageRef", "Context"):
         assert after[name] <= before[name] + 5, (name, before[name], after[name])

@@ -16,7 +16,7 @@ def token(number: int) -> TokenOutput:
 
 
 @given(st.lists(st.integers(1, 100), max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 async def test_batches_lose_nothing_and_wait_for_nothing(runs: list[int]) -> None:
     moved_on = asyncio.Event()
 

@@ -3,78 +3,63 @@
 import pytest
 
 from rdmacast.plan.planners.catalog import PLANNERS
-from tests.fixtures.cast import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make_rig, run
+from tests.fixtures.cast import BLOCK_BYTES, BLOCKS, CONTENT, KINDS, NBYTES, make_rig
 
 
 @pytest.mark.parametrize("planner", list(PLANNERS))
 @pytest.mark.parametrize("kind", [*KINDS, "shm"])
-def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -> None:
-    async def main() -> None:
-        for nodes, sources in [(2, 1), (3, 2), (5, 1), (7, 3), (8, 1), (12, 2)]:
-            async with make_rig(kind, nodes, sources, planner) as rig:
-                rig.start()
-                reports = await rig.reports()
-            assert [report.state for report in reports] == ["complete"] * (nodes - sources)
-            for report in reports:
-                assert report.nbytes == NBYTES and report.held == BLOCKS
-                assert dict(report.bytes_by_transport) == {"shm" if kind == "shm" else "tcp": NBYTES}
-                assert set(report.choices) >= set(report.bytes_by_peer)
-                assert (report.faults.damaged, report.faults.failed, dict(report.faults.lost)) == (0, 0, {})
-                assert report.first_block_s is not None and report.last_block_s is not None
-                assert 0 <= report.first_block_s <= report.last_block_s <= report.seconds
-
-    run(kind, main())
-
-
-def test_each_block_comes_from_its_planned_source() -> None:
-    async def main() -> None:
-        async with make_rig("tcp", 6, planner="chain") as rig:
+async def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: str) -> None:
+    for nodes, sources in [(2, 1), (3, 2), (5, 1), (7, 3), (8, 1), (12, 2)]:
+        async with make_rig(kind, nodes, sources, planner) as rig:
             rig.start()
             reports = await rig.reports()
-            for index, report in enumerate(reports):
-                assert dict(report.bytes_by_peer) == {f"n{index}": NBYTES}
+        assert [report.state for report in reports] == ["complete"] * (nodes - sources)
+        for report in reports:
+            assert report.nbytes == NBYTES and report.held == BLOCKS
+            assert dict(report.bytes_by_transport) == {"shm" if kind == "shm" else "tcp": NBYTES}
+            assert set(report.choices) >= set(report.bytes_by_peer)
+            assert (report.faults.damaged, report.faults.failed, dict(report.faults.lost)) == (0, 0, {})
+            assert report.first_block_s is not None and report.last_block_s is not None
+            assert 0 <= report.first_block_s <= report.last_block_s <= report.seconds
 
-    run("tcp", main())
 
-
-@pytest.mark.parametrize("kind", [*KINDS, "shm"])
-def test_a_node_that_returns_pulls_only_what_it_lacks(kind: str) -> None:
-    async def main() -> None:
-        async with make_rig(kind, 3) as rig:
-            kept = [0, 3, 4, BLOCKS - 1]
-            for block in kept:
-                start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, NBYTES)
-                rig.nodes[2].buffer[start:end] = CONTENT[start:end]
-            rig.start(1)
-            report = await rig.cast(2, held=kept).run()
-            assert rig.nodes[2].buffer == CONTENT
-            assert report.nbytes == NBYTES - 3 * BLOCK_BYTES - 123
-            await rig.reports()
-
-    run(kind, main())
+async def test_each_block_comes_from_its_planned_source() -> None:
+    async with make_rig("tcp", 6, planner="chain") as rig:
+        rig.start()
+        reports = await rig.reports()
+        for index, report in enumerate(reports):
+            assert dict(report.bytes_by_peer) == {f"n{index}": NBYTES}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "shm"])
-def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
-    async def main() -> None:
-        async with make_rig(kind, 5, planner="chain") as rig:
-            rig.start(1, 2, 3)
-            await rig.reports()
-            rig.start(4)
-            await rig.reports()
-
-    run(kind, main())
+async def test_a_node_that_returns_pulls_only_what_it_lacks(kind: str) -> None:
+    async with make_rig(kind, 3) as rig:
+        kept = [0, 3, 4, BLOCKS - 1]
+        for block in kept:
+            start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, NBYTES)
+            rig.nodes[2].buffer[start:end] = CONTENT[start:end]
+        rig.start(1)
+        report = await rig.cast(2, held=kept).run()
+        assert rig.nodes[2].buffer == CONTENT
+        assert report.nbytes == NBYTES - 3 * BLOCK_BYTES - 123
+        await rig.reports()
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "shm"])
-def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
-    async def main() -> None:
-        async with make_rig(kind, 3, loaded=10) as rig:
-            rig.start()
-            await rig.holds(2, 10)
-            rig.nodes[0].region.mark(10 * BLOCK_BYTES, 5)
-            assert rig.nodes[2].region.bitfield(BLOCK_BYTES).held.bit_count() == 10
-            rig.finish_loading()
-            await rig.reports()
+async def test_a_node_that_joins_late_gets_everything(kind: str) -> None:
+    async with make_rig(kind, 5, planner="chain") as rig:
+        rig.start(1, 2, 3)
+        await rig.reports()
+        rig.start(4)
+        await rig.reports()
 
-    run(kind, main())
+
+@pytest.mark.parametrize("kind", [*KINDS, "shm"])
+async def test_a_source_that_still_loads_gives_what_it_has(kind: str) -> None:
+    async with make_rig(kind, 3, loaded=10) as rig:
+        rig.start()
+        await rig.holds(2, 10)
+        rig.nodes[0].region.mark(10 * BLOCK_BYTES, 5)
+        assert rig.nodes[2].region.bitfield(BLOCK_BYTES).held.bit_count() == 10
+        rig.finish_loading()
+        await rig.reports()

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -88,17 +87,17 @@ async def test_two_links_of_a_process_open_it_once() -> None:
                 assert all(into == CONTENT for into in buffers)
 
 
-def test_what_is_not_on_a_gpu_or_not_lent_is_read_in_another_way(tmp_path: Path) -> None:
-    async def main(exports: bool, on_gpu: bool, reported: str) -> None:
-        async with make_host(exports=exports, on_gpu=on_gpu) as host:
-            async with host.transport().connect(host.server.address) as link:
-                with pytest.raises(NotShared, match=reported):
-                    await link.read_into("image", 0, memoryview(bytearray(10)))
-            report = await pulled(host, [ShmTransport(SECRET), host.transport(), TcpTransport(SECRET)])
-            assert dict(report.bytes_by_transport) == {"tcp": NBYTES}
-
-    asyncio.run(main(False, True, "does not export memory by cuda_ipc"))
-    asyncio.run(main(True, False, "region image is not on a GPU"))
+@pytest.mark.parametrize(
+    ("exports", "reported"),
+    [(False, "does not export memory by cuda_ipc"), (True, "region image is not on a GPU")],
+)
+async def test_what_is_not_on_a_gpu_or_not_lent_is_read_in_another_way(exports: bool, reported: str) -> None:
+    async with make_host(exports=exports, on_gpu=not exports) as host:
+        async with host.transport().connect(host.server.address) as link:
+            with pytest.raises(NotShared, match=reported):
+                await link.read_into("image", 0, memoryview(bytearray(10)))
+        report = await pulled(host, [ShmTransport(SECRET), host.transport(), TcpTransport(SECRET)])
+        assert dict(report.bytes_by_transport) == {"tcp": NBYTES}
 
 
 async def test_a_region_without_a_file_is_read_from_the_gpu_and_the_choice_says_why() -> None:

@@ -5,7 +5,7 @@ import logging
 from contextlib import closing
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmacast.address import parse_url
@@ -57,7 +57,6 @@ def test_another_version_is_named_and_another_service_refused() -> None:
         ServerHandshake(SECRET, Service("other", 3)).receive(client.opening)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=52, max_size=52), st.binary(min_size=32, max_size=32))
 def test_random_bytes_never_authenticate(hello: bytes, proof: bytes) -> None:
     server = ServerHandshake(SECRET, SERVICE)
@@ -66,7 +65,6 @@ def test_random_bytes_never_authenticate(hello: bytes, proof: bytes) -> None:
         server.receive(proof)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=69, max_size=69))
 def test_a_client_trusts_no_random_challenge(challenge: bytes) -> None:
     with pytest.raises((ProtocolError, PeerAuthError)):
@@ -156,10 +154,10 @@ class _Log(logging.Handler):
             self.full.set()
 
 
-def test_both_ends_log_another_secret_once() -> None:
+async def test_both_ends_log_another_secret_once() -> None:
     log = _Log()
-
-    async def main() -> None:
+    logging.getLogger("rdmacast").addHandler(log)
+    try:
         listener = await _listen()
         with pytest.raises(PeerAuthError):
             await _dial(listener.endpoint.url, secret=b"other")
@@ -172,10 +170,6 @@ def test_both_ends_log_another_secret_once() -> None:
         )
         assert logged[1].startswith("test: refused a connection from 127.0.0.1:")
         assert logged[1].endswith("it has another secret than this cluster's") and len(logged) == 2
-
-    logging.getLogger("rdmacast").addHandler(log)
-    try:
-        asyncio.run(main())
     finally:
         logging.getLogger("rdmacast").removeHandler(log)
 

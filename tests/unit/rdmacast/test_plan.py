@@ -55,7 +55,7 @@ CLOSED_FORMS: dict[str, Callable[[int, int], int]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 @given(shape=shapes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_plans_are_valid_and_take_the_steps_of_their_closed_forms(name: str, shape: CastShape) -> None:
     plan = PLANNERS[name].plan(shape)
     plan.validate()
@@ -68,7 +68,7 @@ def test_plans_are_valid_and_take_the_steps_of_their_closed_forms(name: str, sha
 
 
 @given(shape=shapes())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_the_binomial_pipeline_takes_the_fewest_steps_that_can_be(shape: CastShape) -> None:
     plan = PLANNERS["binomial"].plan(shape)
     plan.validate()
@@ -78,7 +78,7 @@ def test_the_binomial_pipeline_takes_the_fewest_steps_that_can_be(shape: CastSha
 
 
 @given(st.integers(1, 16), st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_scatter_and_allgather_take_twice_the_blocks_less_ones_own(members: int, part: int) -> None:
     steps = PLANNERS["scatter-allgather"].plan(shape_of(members, members * part)).steps
     assert steps == 2 * part * (members - 1)
@@ -115,7 +115,7 @@ def test_balanced_parts_and_shifted_orders(items: int, parts: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(shape=shapes(most_nodes=40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_pipelines_hold_each_target_once_and_everything_by_then(name: str, shape: CastShape) -> None:
     plan = PLANNERS[name].plan(shape)
     arrived = plan.arrivals()
@@ -132,7 +132,7 @@ def test_pipelines_hold_each_target_once_and_everything_by_then(name: str, shape
 
 
 @given(shape=shapes())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_first_pipeline_across_subgroups_comes_early(shape: CastShape) -> None:
     plan = PLANNERS["binomial"].plan(shape)
     assume(shape.targets)
@@ -188,7 +188,7 @@ MUTATIONS = ("drop", "double", "delay", "hurry", "swap", "redirect", "other sour
     mutation=st.sampled_from(MUTATIONS),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_plan_is_refused_exactly_if_it_breaks_the_law(
     name: str, shape: CastShape, mutation: str, data: st.DataObject
 ) -> None:

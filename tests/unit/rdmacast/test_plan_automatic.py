@@ -108,7 +108,7 @@ def test_slow_nodes_that_are_many_or_hold_all_or_are_all_targets_are_not(
     latency_s=st.sampled_from([0.0, 1e-5, 1e-2]),
     overhead_s=st.sampled_from([0.0, 1e-5, 1e-3]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_decision_can_be_planned_and_foretells_its_simulation(
     nodes: int, sources: int, nbytes: int, latency_s: float, overhead_s: float
 ) -> None:

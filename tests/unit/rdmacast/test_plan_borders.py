@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.record import CastMember
 from rdmacast.cast.spec import CastSpec
 from rdmacast.plan.pipelines import pipelines
 from rdmacast.plan.plan import CastShape
@@ -16,6 +16,7 @@ from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.planners.own_part import own_part
 from rdmacast.plan.planners.subgroups import balanced, begins, chunks, shifted_orders
 from rdmacast.stragglers.slow_nodes import order_around
+from tests.fixtures.cast import cast_plan
 
 
 @st.composite
@@ -85,7 +86,7 @@ def test_without_borders_all_is_as_ever(parts: int, blocks: int) -> None:
 
 @pytest.mark.parametrize("name", PLANNERS)
 @given(shape=bordered())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_plans_are_as_valid_and_as_short_as_without_borders(name: str, shape: CastShape) -> None:
     plan = PLANNERS[name].plan(shape)
     plan.validate()
@@ -99,7 +100,7 @@ def test_plans_are_as_valid_and_as_short_as_without_borders(name: str, shape: Ca
 
 @pytest.mark.parametrize("name", ["binomial", "chain", "binomial-half-turned"])
 @given(shape=bordered(most_nodes=16, most_blocks=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_each_node_knows_its_own_part(name: str, shape: CastShape) -> None:
     plan = PLANNERS[name].plan(shape)
     for node in range(shape.nodes):
@@ -111,7 +112,7 @@ def test_each_node_knows_its_own_part(name: str, shape: CastShape) -> None:
 
 
 @given(shape=bordered(most_nodes=100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_first_pipeline_comes_with_the_longest_part_between_two_beginnings(shape: CastShape) -> None:
     plan = PLANNERS["binomial"].plan(shape)
     groups = min(len(shape.sources), len(shape.targets))
@@ -141,17 +142,8 @@ def test_who_is_left_when_a_source_is_slow_begins_at_borders_too() -> None:
 
 
 def test_a_cast_tells_its_plan_the_borders() -> None:
-    members = tuple(CastMember(node=f"n{n}", host="h", address=f"tcp://n{n}:1") for n in range(4))
-    plan = CastPlan(
-        cast_id="c1",
-        image="r",
-        nbytes=95,
-        block_bytes=10,
-        planner="binomial",
-        members=members,
-        sources=(0, 1),
-        planned=4,
-    )
+    members = [CastMember(node=f"n{n}", host="h", address=f"tcp://n{n}:1") for n in range(4)]
+    plan = cast_plan(members, nbytes=95, block_bytes=10, sources=2)
     spec = CastSpec(plan=plan, borders=(0, 7))
     assert spec.shape == CastShape(nodes=4, sources=(0, 1), blocks=10, borders=(0, 7))
     assert spec.order(3)[0] == (1, 7)  # type: ignore[index]

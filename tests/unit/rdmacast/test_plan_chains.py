@@ -39,7 +39,7 @@ def topologies(draw: st.DrawFn) -> tuple[list[NodeTopology], tuple[int, ...]]:
 
 
 @given(topologies(), st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_chains_are_valid_over_every_topology(
     topology: tuple[list[NodeTopology], tuple[int, ...]], blocks: int
 ) -> None:

@@ -23,7 +23,7 @@ cases = st.tuples(st.integers(2, 40), st.integers(1, 24), st.integers(1, 4)).fil
 
 @pytest.mark.parametrize("name", PLANNERS)
 @given(case=cases)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_with_unit_links_it_takes_the_plans_steps(name: str, case: tuple[int, int, int]) -> None:
     plan = plan_of(name, *case)
     run = simulate(plan, LinkModel())
@@ -43,7 +43,7 @@ def test_with_unit_links_it_takes_the_plans_steps(name: str, case: tuple[int, in
     in_flight=st.integers(1, 4),
     slowest=st.floats(0.1, 1.0),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_nothing_is_faster_than_the_links(
     name: str,
     case: tuple[int, int, int],
@@ -81,7 +81,7 @@ def test_nothing_is_faster_than_the_links(
     in_flight=st.integers(1, 4),
     slow=st.dictionaries(st.integers(0, 39), st.floats(0.1, 1.0), max_size=3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_both_ways_to_compute_it_tell_the_same(
     name: str,
     case: tuple[int, int, int],

@@ -10,7 +10,7 @@ from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.planners.own_part import own_part
 from rdmacast.plan.planners.slots import MAX_SLOTTED_TRANSFERS, slots_of
 from rdmacast.plan_slot import PlanSlot
-from tests.fixtures.cast import BLOCKS, KINDS, make_rig, run
+from tests.fixtures.cast import BLOCKS, KINDS, make_rig
 
 
 @given(st.integers(2, 20), st.integers(1, 12), st.integers(1, 3))
@@ -58,24 +58,18 @@ def test_nothing_is_due_after_its_own_step_or_without_end() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("nodes", [2, 5, 8])
-def test_all_blocks_come_as_planned(kind: str, nodes: int) -> None:
-    async def main() -> None:
-        async with make_rig(kind, nodes, in_slots=True) as rig:
-            rig.start()
-            for report in await rig.reports():
-                faults = report.faults
-                assert (faults.failed, faults.late, faults.replanned) == (0, 0, 0), report
-
-    run(kind, main())
+async def test_all_blocks_come_as_planned(kind: str, nodes: int) -> None:
+    async with make_rig(kind, nodes, in_slots=True) as rig:
+        rig.start()
+        for report in await rig.reports():
+            faults = report.faults
+            assert (faults.failed, faults.late, faults.replanned) == (0, 0, 0), report
 
 
 @pytest.mark.parametrize("kind", ["tcp"])
-def test_a_node_that_dies_is_waited_for_no_longer(kind: str) -> None:
-    async def main() -> None:
-        async with make_rig(kind, 6, in_slots=True) as rig:
-            rig.start()
-            await rig.holds(1, BLOCKS // 4)
-            await rig.kill(1)
-            await rig.reports()
-
-    run(kind, main())
+async def test_a_node_that_dies_is_waited_for_no_longer(kind: str) -> None:
+    async with make_rig(kind, 6, in_slots=True) as rig:
+        rig.start()
+        await rig.holds(1, BLOCKS // 4)
+        await rig.kill(1)
+        await rig.reports()

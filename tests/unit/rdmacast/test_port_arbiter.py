@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rdmacast.plan_slot import PlanSlot
 from rdmacast.server.port_arbiter import PortArbiter
+from tests.fixtures.loops import in_virtual_time
 from tests.fixtures.virtual_time import run_in_virtual_time
 
 MB = 1_000_000
@@ -108,34 +109,30 @@ def test_a_slow_one_that_ends_later_does_not_take_the_port_from_who_has_it() -> 
     assert third.began_s is not None and third.began_s == second.ended_s
 
 
-def test_a_turn_that_fails_is_over() -> None:
-    async def main() -> None:
-        arbiter = PortArbiter()
-        with pytest.raises(OSError):
-            async with arbiter.grant(MB):
-                raise OSError("the peer is gone")
-        assert repr(arbiter) == FREE
+@in_virtual_time
+async def test_a_turn_that_fails_is_over() -> None:
+    arbiter = PortArbiter()
+    with pytest.raises(OSError):
         async with arbiter.grant(MB):
-            assert repr(arbiter) == "PortArbiter(taken, 0 waiting)"
+            raise OSError("the peer is gone")
+    assert repr(arbiter) == FREE
+    async with arbiter.grant(MB):
+        assert repr(arbiter) == "PortArbiter(taken, 0 waiting)"
 
-    run_in_virtual_time(main())
 
-
+@in_virtual_time
 @pytest.mark.parametrize("granted", [False, True])
-def test_one_that_leaves_while_it_waits_passes_its_turn_on(granted: bool) -> None:
-    async def main() -> None:
-        arbiter, order = PortArbiter(), list[str]()
-        async with asyncio.TaskGroup() as group:
-            async with arbiter.grant(MB):
-                leaves = group.create_task(Sending("leaves", 0.1).by(arbiter, order))
-                group.create_task(Sending("stays", 0.1).by(arbiter, order))
-                await asyncio.sleep(0.1)
-                if not granted:
-                    leaves.cancel()
-            leaves.cancel()  # in the turn of the loop in which it was granted, else once more
-        assert order == ["stays"] and repr(arbiter) == FREE
-
-    run_in_virtual_time(main())
+async def test_one_that_leaves_while_it_waits_passes_its_turn_on(granted: bool) -> None:
+    arbiter, order = PortArbiter(), list[str]()
+    async with asyncio.TaskGroup() as group:
+        async with arbiter.grant(MB):
+            leaves = group.create_task(Sending("leaves", 0.1).by(arbiter, order))
+            group.create_task(Sending("stays", 0.1).by(arbiter, order))
+            await asyncio.sleep(0.1)
+            if not granted:
+                leaves.cancel()
+        leaves.cancel()  # in the turn of the loop in which it was granted, else once more
+    assert order == ["stays"] and repr(arbiter) == FREE
 
 
 sendings = st.lists(

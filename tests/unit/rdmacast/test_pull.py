@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,12 @@ class Rig:
     def on_block(self, offset: int, nbytes: int) -> None:
         assert self.buffer[offset : offset + nbytes] == CONTENT[offset : offset + nbytes]
         self.heard.append((offset, nbytes))
+
+
+async def fetch(source: PeerAddress, into: bytearray, **given: Any) -> CastReport:
+    """Pull over a real socket."""
+    over = Connector("here", [TcpTransport(SECRET)])
+    return await pull([source], into, over, check, block_bytes=4 * UNIT, **given)
 
 
 def test_a_pull_fills_the_destination_and_reports() -> None:
@@ -141,15 +148,7 @@ async def test_who_wait_for_each_other_give_up() -> None:
             region = GrowingRegion(buffer)
             own.publish("image", region)
             with pytest.raises(BlocksLost, match=r"no block after 0\.2"):
-                await pull(
-                    [other.address],
-                    buffer,
-                    Connector("here", [TcpTransport(SECRET)]),
-                    check,
-                    block_bytes=4 * UNIT,
-                    on_block=region.mark,
-                    settings=pull_settings(0.2),
-                )
+                await fetch(other.address, buffer, on_block=region.mark, settings=pull_settings(0.2))
 
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(fill(a, b), fill(b, a))
@@ -206,23 +205,12 @@ async def test_pulls_form_a_chain_over_regions_that_are_still_growing() -> None:
     first = GrowingRegion(CONTENT)
     middle, last = bytearray(NBYTES), bytearray(NBYTES)
     relay = GrowingRegion(middle)
-
-    async def fetch(source: PeerAddress, into: bytearray, region: GrowingRegion | None) -> None:
-        await pull(
-            [source],
-            into,
-            Connector("here", [TcpTransport(SECRET)]),
-            check,
-            block_bytes=4 * UNIT,
-            on_block=region.mark if region else None,
-        )
-
     async with RegionServer(SECRET, host="a") as one, RegionServer(SECRET, host="b") as two:
         one.publish("image", first)
         two.publish("image", relay)
         async with asyncio.TaskGroup() as group:
-            group.create_task(fetch(one.address, middle, relay))
-            group.create_task(fetch(two.address, last, None))
+            group.create_task(fetch(one.address, middle, on_block=relay.mark))
+            group.create_task(fetch(two.address, last))
             for start in range(0, NBYTES, 7777):
                 first.mark(start, min(7777, NBYTES - start))
                 await asyncio.sleep(0)
@@ -230,21 +218,16 @@ async def test_pulls_form_a_chain_over_regions_that_are_still_growing() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_pull_on_one_host_uses_shm_or_says_that_it_could_not(shared: bool, tmp_path: Path) -> None:
+async def test_a_pull_on_one_host_uses_shm_or_says_that_it_could_not(shared: bool, tmp_path: Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(CONTENT)
-
-    async def main() -> CastReport:
-        async with RegionServer(SECRET, host="here") as server:
-            region = GrowingRegion(CONTENT, shm_path=str(path) if shared else None, complete=True)
-            server.publish("image", region)
-            buffer = bytearray(NBYTES)
-            connector = Connector("here", [ShmTransport(SECRET, root=tmp_path), TcpTransport(SECRET)])
-            report = await pull([server.address], buffer, connector, check, block_bytes=4 * UNIT)
-            assert buffer == CONTENT
-            return report
-
-    report = asyncio.run(main())
+    buffer = bytearray(NBYTES)
+    async with RegionServer(SECRET, host="here") as server:
+        region = GrowingRegion(CONTENT, shm_path=str(path) if shared else None, complete=True)
+        server.publish("image", region)
+        connector = Connector("here", [ShmTransport(SECRET, root=tmp_path), TcpTransport(SECRET)])
+        report = await pull([server.address], buffer, connector, check, block_bytes=4 * UNIT)
+    assert buffer == CONTENT
     (choice,) = report.choices.values()
     assert choice.transport == ("shm" if shared else "tcp")
     assert dict(report.bytes_by_transport) == {choice.transport: NBYTES}

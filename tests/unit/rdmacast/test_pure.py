@@ -60,7 +60,6 @@ def _feed(assembler: FrameAssembler, data: bytes, cuts: random.Random) -> list[w
     return out
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(frames, st.builds(wire.Data, ids, st.integers(1, 300)))), st.randoms())
 def test_frames_survive_the_wire_however_it_is_cut(sent: list[wire.Frame], cuts: random.Random) -> None:
     data = b"".join(
@@ -86,7 +85,6 @@ def _feed_ahead(data: bytes, cuts: random.Random) -> list[wire.Frame]:
     return out
 
 
-@settings(deadline=None)
 @given(st.lists(frames), st.randoms())
 def test_frames_that_come_several_at_once_are_all_found(sent: list[wire.Frame], cuts: random.Random) -> None:
     assert _feed_ahead(b"".join(map(wire.encode, sent)), cuts) == sent
@@ -98,7 +96,7 @@ def test_frames_as_long_as_may_be_are_found_one_behind_the_other() -> None:
     assert _feed_ahead(b"".join(map(wire.encode, sent)), random.Random(0)) == sent
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=400), st.randoms())
 def test_noise_only_ever_raises_protocol_error(noise: bytes, cuts: random.Random) -> None:
     try:
@@ -107,7 +105,7 @@ def test_noise_only_ever_raises_protocol_error(noise: bytes, cuts: random.Random
         pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(frames, min_size=1, max_size=4), st.data())
 def test_damaged_frames_only_ever_raise_protocol_error(sent: list[wire.Frame], data: st.DataObject) -> None:
     stream = bytearray(b"".join(map(wire.encode, sent)))
@@ -146,7 +144,6 @@ def test_frames_out_of_bounds_are_not_sent(frame: wire.Frame) -> None:
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=20)
 
 
-@settings(deadline=None)
 @given(ranges, st.integers(0, 60), st.integers(0, 60))
 def test_an_interval_set_is_a_set_of_bytes(added: list[tuple[int, int]], start: int, end: int) -> None:
     have, model = IntervalSet(), set[int]()
@@ -160,7 +157,6 @@ def test_an_interval_set_is_a_set_of_bytes(added: list[tuple[int, int]], start: 
     assert gaps == set(range(start, end)) - model
 
 
-@settings(deadline=None)
 @given(st.floats(1e3, 1e9), st.integers(1, 6), st.randoms())
 def test_the_pacer_keeps_its_rate_and_is_fair(rate: float, links: int, jitter: random.Random) -> None:
     pacer = Pacer(rate)

@@ -29,7 +29,7 @@ def plans(draw: st.DrawFn) -> TransferPlan:
 
 
 @given(plan=plans(), seed=st.integers(0, 1 << 30), loss=st.sampled_from([0.0, 0.3]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_in_any_order_of_messages_all_complete_and_each_block_is_read_once(
     plan: TransferPlan, seed: int, loss: float
 ) -> None:
@@ -48,7 +48,7 @@ def test_in_any_order_of_messages_all_complete_and_each_block_is_read_once(
     failure=st.sampled_from([0.0, 0.2]),
     return_one=st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_with_losses_and_deaths_all_complete_or_name_what_nobody_holds(
     plan: TransferPlan,
     seed: int,
@@ -89,7 +89,7 @@ def test_with_losses_and_deaths_all_complete_or_name_what_nobody_holds(
     failure=st.sampled_from([0.0, 0.2]),
     turns=st.integers(1, 6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_while_a_source_lives_all_complete_however_often_others_die_and_come_back(
     plan: TransferPlan, seed: int, loss: float, damage: float, failure: float, turns: int
 ) -> None:
@@ -126,8 +126,15 @@ def reported(held: int, blocks: int = 4, epoch: int = 0, pending: int = 0) -> Bi
 
 
 def session_of(
-    order: list[tuple[int, int]], blocks: int = 4, peers: int = 4, *, in_slots: bool = False, **limits: float
+    order: list[tuple[int, int]],
+    blocks: int = 4,
+    peers: int = 4,
+    *,
+    known: dict[int, int] | None = None,
+    in_slots: bool = False,
+    **limits: float,
 ) -> Session:
+    """`known`: what peers have reported."""
     session = Session(
         blocks=blocks,
         peers=range(1, peers + 1),
@@ -136,6 +143,8 @@ def session_of(
         settings=SessionSettings(**limits),  # type: ignore[arg-type]
     )
     session.start(0.0)
+    for peer, held in (known or {}).items():
+        session.on_bitfield(peer, reported(held, blocks), 0.0)
     return session
 
 
@@ -170,10 +179,7 @@ def test_what_was_kept_is_not_pulled_again() -> None:
 
 
 def test_after_a_loss_the_rarest_block_is_pulled_first_from_any_holder() -> None:
-    session = session_of([(1, 0), (1, 1), (1, 2), (1, 3)], window=1)
-    session.on_bitfield(2, reported(0b1111), 0.0)
-    session.on_bitfield(3, reported(0b0111), 0.0)
-    session.on_bitfield(4, reported(0b0011), 0.0)
+    session = session_of([(1, 0), (1, 1), (1, 2), (1, 3)], window=1, known={2: 0b1111, 3: 0b0111, 4: 0b0011})
     assert pulls(session.on_lost(1, 1.0)) == [(2, 3)]
     assert pulls(session.on_arrived(1, 2.0)) == [(3, 2)]
     assert pulls(session.on_arrived(2, 3.0)) == [(4, 0)]
@@ -191,8 +197,7 @@ def test_after_a_loss_nodes_turn_to_different_givers_and_begin_with_different_bl
 
 
 def test_a_damaged_block_is_fetched_from_another_holder_and_then_given_up() -> None:
-    session = session_of([(1, 0)], blocks=1, peers=2, max_tries=2)
-    session.on_bitfield(2, reported(1, blocks=1), 0.0)
+    session = session_of([(1, 0)], blocks=1, peers=2, max_tries=2, known={2: 1})
     assert pulls(session.on_bitfield(1, reported(1, blocks=1), 0.0)) == [(1, 0)]
     assert pulls(session.on_damaged(1, 1.0)) == [(2, 0)]
     again = pulls(session.on_damaged(2, 2.0)) + pulls(session.on_damaged(3, 2.0))
@@ -258,8 +263,7 @@ def test_a_source_in_slots_may_send_nothing_for_long() -> None:
 
 
 def test_a_returning_node_is_asked_again_and_stale_maps_are_not_believed() -> None:
-    session = session_of([(1, 0)], blocks=1, peers=2)
-    session.on_bitfield(1, reported(0, blocks=1), 0.0)
+    session = session_of([(1, 0)], blocks=1, peers=2, known={1: 0})
     session.on_lost(1, 1.0)
     assert pulls(session.on_bitfield(1, reported(1, blocks=1, epoch=0), 2.0)) == []
     assert pulls(session.on_bitfield(1, reported(1, blocks=1, epoch=1), 3.0)) == []
@@ -269,9 +273,7 @@ def test_a_returning_node_is_asked_again_and_stale_maps_are_not_believed() -> No
 
 
 def test_a_new_plan_keeps_what_is_here_and_an_old_one_is_ignored() -> None:
-    session = session_of(ORDER, window=1)
-    session.on_bitfield(1, reported(0b1111), 0.0)
-    session.on_bitfield(3, reported(0b1111), 0.0)
+    session = session_of(ORDER, window=1, known={1: 0b1111, 3: 0b1111})
     session.on_arrived(1, 1.0)
     assert session.replan(0, [(3, 1)], 1.0) == []
     session.replan(1, [(3, 3), (3, 1), (3, 2), (3, 0)], 1.0)
@@ -281,17 +283,14 @@ def test_a_new_plan_keeps_what_is_here_and_an_old_one_is_ignored() -> None:
 
 @pytest.mark.parametrize("in_slots", [False, True])
 def test_a_new_plan_waits_for_no_turn_of_the_old_one(in_slots: bool) -> None:
-    session = session_of(ORDER, window=1, in_slots=in_slots)
-    session.on_bitfield(1, reported(0b1111), 0.0)
-    session.on_bitfield(3, reported(0b1111), 0.0)
+    session = session_of(ORDER, window=1, in_slots=in_slots, known={1: 0b1111, 3: 0b1111})
     actions = session.replan(1, [(3, 3), (3, 1), (3, 2), (3, 0)], 1.0)
     assert any(isinstance(action, DropPull) for action in actions) == in_slots
     assert pulls(actions) == ([(3, 3)] if in_slots else [])  # else the one of before goes on
 
 
 def test_cancelling_drops_everything_and_nothing_follows() -> None:
-    session = session_of(ORDER)
-    session.on_bitfield(1, reported(0b1111), 0.0)
+    session = session_of(ORDER, known={1: 0b1111})
     assert [type(action) for action in session.cancel()] == [DropPull, DropPull]
     assert session.cancel() == [] and session.deadline_s is None
     assert session.on_arrived(1, 1.0) == [] and session.on_failed(2, 1.0) == []
@@ -350,8 +349,7 @@ def test_no_bytes_make_a_have_map_fail_otherwise(data: bytes) -> None:
 
 def test_patience_is_shorter_in_a_quick_cast_and_grows_while_nothing_comes() -> None:
     order = [(1, block) for block in range(8)]
-    session = session_of(order, blocks=8, peers=2, window=1, patience_s=2.0)
-    session.on_bitfield(1, reported(0b11111, blocks=8), 0.0)
+    session = session_of(order, blocks=8, peers=2, window=1, patience_s=2.0, known={1: 0b11111})
     assert session.deadline_s is not None
     for number in range(1, 6):
         session.on_arrived(number, 0.01 * number)
@@ -404,8 +402,7 @@ def test_who_has_nothing_to_pull_asks_less_often_as_time_goes_by() -> None:
 
 
 def test_a_peer_that_says_for_ever_that_a_block_is_coming_is_not_waited_for_for_ever() -> None:
-    session = session_of([(1, 0)], 1, 2, pull_timeout_s=10.0)
-    session.on_bitfield(1, reported(0b1, blocks=1), 0.0)
+    session = session_of([(1, 0)], 1, 2, pull_timeout_s=10.0, known={1: 0b1})
     session.on_lost(1, 0.0)
     session.on_failed(1, 0.0)
     epochs = iter(range(1000))

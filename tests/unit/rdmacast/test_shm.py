@@ -1,9 +1,9 @@
 """The transport of one host: which files it opens, and files that change under it."""
 
-import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from rdmacast.errors import CastError, NotShared
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
-from rdmacast.transport import CheckingLink, PeerAddress
+from rdmacast.transport import CheckingLink, Link, PeerAddress
 from rdmacast.transports.shm.transport import ShmTransport
 from tests.fixtures.transport import CONTENT, NBYTES, SECRET
 
@@ -71,16 +71,23 @@ async def test_shm_refuses_a_server_that_is_on_another_host() -> None:
 
 
 async def test_a_shortened_file_reads_short_and_does_not_kill(tmp_path: Path) -> None:
-    path = tmp_path / "image"
+    async with linked(tmp_path) as link:
+        buffer = memoryview(bytearray(NBYTES))
+        await link.read_into("image", 0, buffer)
+        os.truncate(tmp_path / "image", 1000)
+        with pytest.raises(NotShared, match="ends at 1000"):
+            await link.read_into("image", 0, buffer)
+
+
+@asynccontextmanager
+async def linked(folder: Path, **options: Any) -> AsyncIterator[Link]:
+    """Yield a link to a peer whose region "image" is a file of this name, which has CONTENT."""
+    path = folder / "image"
     path.write_bytes(CONTENT)
     async with RegionServer(SECRET, host="a") as server:
         server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
-        async with ShmTransport(SECRET).connect(server.address) as link:
-            buffer = memoryview(bytearray(NBYTES))
-            await link.read_into("image", 0, buffer)
-            os.truncate(path, 1000)
-            with pytest.raises(NotShared, match="ends at 1000"):
-                await link.read_into("image", 0, buffer)
+        async with ShmTransport(SECRET, **options).connect(server.address) as link:
+            yield link
 
 
 class _CountingExecutor(ThreadPoolExecutor):
@@ -91,10 +98,8 @@ class _CountingExecutor(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
-def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_path: Path) -> None:
-    path, piece_bytes = tmp_path / "image", 300_000
-    path.write_bytes(CONTENT)
-    buffer, offset = bytearray(NBYTES - 5000), 5000
+async def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_path: Path) -> None:
+    buffer, offset, piece_bytes = bytearray(NBYTES - 5000), 5000, 300_000
     pieces: list[tuple[int, int]] = []
 
     def check(at: int, view: memoryview) -> list[int]:
@@ -103,32 +108,22 @@ def test_each_piece_is_checked_right_after_it_came_in_one_turn_of_a_thread(tmp_p
         assert not any(buffer[at - offset + len(view) :])  # what follows has not come yet
         return [len(pieces)] if len(pieces) in (2, 3) else []
 
-    async def main() -> None:
-        with _CountingExecutor(1) as executor:
-            async with RegionServer(SECRET, host="a") as server:
-                server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
-                async with ShmTransport(SECRET, executor=executor).connect(server.address) as link:
-                    assert isinstance(link, CheckingLink)
-                    damaged = await link.read_checked("image", offset, memoryview(buffer), check, piece_bytes)
-                    assert link.received_bytes == len(buffer)
-        assert damaged == [2, 3]
-        assert executor.turns == 1
-
-    asyncio.run(main())
+    with _CountingExecutor(1) as executor:
+        async with linked(tmp_path, executor=executor) as link:
+            assert isinstance(link, CheckingLink)
+            damaged = await link.read_checked("image", offset, memoryview(buffer), check, piece_bytes)
+            assert link.received_bytes == len(buffer)
+    assert damaged == [2, 3]
+    assert executor.turns == 1
     assert buffer == CONTENT[offset:]
     assert pieces == [(at, min(piece_bytes, NBYTES - at)) for at in range(offset, NBYTES, piece_bytes)]
 
 
 async def test_what_a_check_raises_ends_the_read(tmp_path: Path) -> None:
-    path = tmp_path / "image"
-    path.write_bytes(CONTENT)
-
     def check(_at: int, _view: memoryview) -> list[int]:
         raise ValueError("no such unit")
 
-    async with RegionServer(SECRET, host="a") as server:
-        server.publish("image", GrowingRegion(CONTENT, shm_path=str(path), complete=True))
-        async with ShmTransport(SECRET).connect(server.address) as link:
-            assert isinstance(link, CheckingLink)
-            with pytest.raises(ValueError, match="no such unit"):
-                await link.read_checked("image", 0, memoryview(bytearray(NBYTES)), check, 1000)
+    async with linked(tmp_path) as link:
+        assert isinstance(link, CheckingLink)
+        with pytest.raises(ValueError, match="no such unit"):
+            await link.read_checked("image", 0, memoryview(bytearray(NBYTES)), check, 1000)

@@ -138,7 +138,7 @@ def test_a_pull_that_never_ends_tells_too() -> None:
 @given(
     st.sampled_from(sorted(PLANNERS)), st.integers(3, 20), st.integers(1, 16), st.integers(1, 3), st.data()
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_around_slow_nodes_each_target_is_given_each_block_by_another(
     name: str, nodes: int, blocks: int, sources: int, data: st.DataObject
 ) -> None:

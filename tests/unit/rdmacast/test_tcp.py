@@ -153,10 +153,9 @@ async def test_a_peer_that_falls_silent_is_given_up() -> None:
     listener.close()
 
 
-def test_a_link_that_is_closed_while_bytes_wait_in_it_ends_once() -> None:
+async def test_a_link_that_is_closed_while_bytes_wait_in_it_ends_once() -> None:
     """Its peer hangs up, and takes what was sent before afterwards."""
-
-    async def main() -> None:
+    async with asyncio.timeout(PATIENCE_S):
         loop, faults, nbytes = asyncio.get_running_loop(), list[dict[str, object]](), 8 << 20
         loop.set_exception_handler(lambda _, context: faults.append(context))
         ours, theirs = socket.socketpair()
@@ -173,8 +172,6 @@ def test_a_link_that_is_closed_while_bytes_wait_in_it_ends_once() -> None:
             assert await loop.sock_recv(theirs, 1) == b""
         await asyncio.sleep(0)  # what it has put off is done
         assert faults == []
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 class _Mute(asyncio.Protocol):

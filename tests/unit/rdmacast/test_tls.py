@@ -2,13 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
 import pytest
-import uvloop
 
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.errors import LinkClosed
@@ -21,28 +19,11 @@ from rdmacast.transport import Transport
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
+from tests.fixtures.loops import on_both_loops
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.pulls import pull
 from tests.fixtures.tls import issue, tls_of_nodes
 from tests.fixtures.transport import CONTENT, NBYTES, SECRET
-
-Run = Callable[[Callable[[], Coroutine[None, None, None]]], None]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run a scenario on each event loop."""
-
-    def run_it(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
-        async def limited() -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                await scenario()
-
-        factory = uvloop.new_event_loop if request.param == "uvloop" else None
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(limited())
-
-    return run_it
 
 
 class Noted(asyncio.Protocol):
@@ -101,65 +82,59 @@ async def dialled(listener: ConnectionListener) -> Noted:
     )
 
 
-def test_connections_that_do_not_finish_tls_are_counted_and_the_oldest_give_way(run: Run) -> None:
-    async def scenario() -> None:
-        ends = Ends()
-        listener = await listening(ends)
-        silent = [
-            await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
-            for _ in range(MAX_HANDSHAKES + 3)
-        ]
-        first_in = await dialled(listener)
-        first_in.transport.write(b"hello")
-        for reader, _ in silent[:4]:
-            assert await reader.read() == b""
-        (end,) = await ends.there(1)
-        await end.grown.wait()
-        assert end.received == b"hello"
-        assert f"{MAX_HANDSHAKES - 1} in handshake" in repr(listener)
-        listener.close()
-        for reader, writer in silent:
-            assert await reader.read() == b""
-            writer.close()
-        first_in.transport.close()
-        end.transport.close()
-        assert "0 in handshake" in repr(listener)
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"no TLS at all, but the hello of something else"])
-def test_who_does_not_finish_tls_in_time_or_speaks_none_is_hung_up_on(run: Run, said: bytes) -> None:
-    async def scenario() -> None:
-        ends = Ends()
-        listener = await listening(ends, timeout_s=0.2)
-        reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
-        writer.write(said)
-        await reader.read()  # to the end: an alert may come first
-        assert "0 in handshake" in repr(listener) and not ends.made
+@on_both_loops
+async def test_connections_that_do_not_finish_tls_are_counted_and_the_oldest_give_way() -> None:
+    ends = Ends()
+    listener = await listening(ends)
+    silent = [
+        await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+        for _ in range(MAX_HANDSHAKES + 3)
+    ]
+    first_in = await dialled(listener)
+    first_in.transport.write(b"hello")
+    for reader, _ in silent[:4]:
+        assert await reader.read() == b""
+    (end,) = await ends.there(1)
+    await end.grown.wait()
+    assert end.received == b"hello"
+    assert f"{MAX_HANDSHAKES - 1} in handshake" in repr(listener)
+    listener.close()
+    for reader, writer in silent:
+        assert await reader.read() == b""
         writer.close()
-        listener.close()
+    first_in.transport.close()
+    end.transport.close()
+    assert "0 in handshake" in repr(listener)
 
-    run(scenario)
+
+@on_both_loops
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"no TLS at all, but the hello of something else"])
+async def test_who_does_not_finish_tls_in_time_or_speaks_none_is_hung_up_on(said: bytes) -> None:
+    ends = Ends()
+    listener = await listening(ends, timeout_s=0.2)
+    reader, writer = await asyncio.open_connection(listener.endpoint.host, listener.endpoint.port)
+    writer.write(said)
+    await reader.read()  # to the end: an alert may come first
+    assert "0 in handshake" in repr(listener) and not ends.made
+    writer.close()
+    listener.close()
 
 
-def test_many_are_let_in_at_once_and_what_comes_early_is_kept(run: Run) -> None:
-    async def scenario() -> None:
-        ends = Ends()
-        listener = await listening(ends)
-        async with asyncio.TaskGroup() as group:
-            dialling = [group.create_task(dialled(listener)) for _ in range(20)]
-        with ExitStack() as stack:
-            for number, task in enumerate(dialling):
-                stack.callback(task.result().transport.close)
-                task.result().transport.write(bytes([number]))
-            for end in await ends.there(20):
-                stack.callback(end.transport.close)
-                await end.grown.wait()
-            assert {bytes(end.received) for end in ends.made} == {bytes([number]) for number in range(20)}
-        listener.close()
-
-    run(scenario)
+@on_both_loops
+async def test_many_are_let_in_at_once_and_what_comes_early_is_kept() -> None:
+    ends = Ends()
+    listener = await listening(ends)
+    async with asyncio.TaskGroup() as group:
+        dialling = [group.create_task(dialled(listener)) for _ in range(20)]
+    with ExitStack() as stack:
+        for number, task in enumerate(dialling):
+            stack.callback(task.result().transport.close)
+            task.result().transport.write(bytes([number]))
+        for end in await ends.there(20):
+            stack.callback(end.transport.close)
+            await end.grown.wait()
+        assert {bytes(end.received) for end in ends.made} == {bytes([number]) for number in range(20)}
+    listener.close()
 
 
 @pytest.mark.parametrize("who", ["plain", "another authority", "no certificate"])

@@ -10,10 +10,9 @@ from registry.accounting.ledger_pages import each_request, interval_pages
 from registry.accounting.reconciliation import MARGIN_S, BalanceVerdict, TimeSpan, reconcile
 from registry.accounting.usage_reader import reconcile_ledger
 from registry.errors import InvalidRecord
-from registry.memory.state import MemoryState
 from registry.records.usage import InstanceInterval, LostCall, RequestRecord
 from registry.state import UsageFilter
-from tests.fixtures.usage import NOW, done, interval, lost, part, used
+from tests.fixtures.usage import NOW, done, interval, lost, part, state_of, used
 
 HOUR = 3600.0
 
@@ -40,6 +39,12 @@ def asked(since: float, until: float) -> TimeSpan:
     return TimeSpan(NOW + since, NOW + until)
 
 
+def verdict_of(
+    records: list[RequestRecord], intervals: list[InstanceInterval], *calls: LostCall, **given: object
+) -> BalanceVerdict:
+    return reconcile(records, intervals, calls, **given).verdict
+
+
 SPANS = [asked(0, 10 * HOUR), asked(3 * HOUR, 4 * HOUR), asked(3.1 * HOUR, 3.2 * HOUR), asked(-HOUR, HOUR)]
 
 
@@ -50,9 +55,7 @@ def test_some_times_of_a_long_life_are_exact(span: TimeSpan) -> None:
     assert found.verdict is BalanceVerdict.EXACT, str(found)
     assert found.requests == sum(span.holds(record.ended_at) for record in records) > 0
     # What is not there to be read is neither wrong nor open: the instance goes on.
-    assert (
-        reconcile(records, intervals, [], requested=span, live={"i0": "n0"}).verdict is BalanceVerdict.EXACT
-    )
+    assert verdict_of(records, intervals, requested=span, live={"i0": "n0"}) is BalanceVerdict.EXACT
 
 
 def test_what_is_wrong_is_found_in_its_times() -> None:
@@ -71,9 +74,9 @@ def test_what_is_wrong_is_found_in_its_times() -> None:
         (swapped, intervals),
         (records[:at] + records[at + 1 :], intervals),
     ):
-        assert reconcile(rows, times, [], requested=asked(3 * HOUR, 4 * HOUR)).verdict is BalanceVerdict.WRONG
-        assert reconcile(rows, times, [], requested=asked(6 * HOUR, 7 * HOUR)).verdict is BalanceVerdict.EXACT
-    assert reconcile(records, gap, [], requested=asked(3 * HOUR, 4 * HOUR)).verdict is BalanceVerdict.WRONG
+        assert verdict_of(rows, times, requested=asked(3 * HOUR, 4 * HOUR)) is BalanceVerdict.WRONG
+        assert verdict_of(rows, times, requested=asked(6 * HOUR, 7 * HOUR)) is BalanceVerdict.EXACT
+    assert verdict_of(records, gap, requested=asked(3 * HOUR, 4 * HOUR)) is BalanceVerdict.WRONG
     lost_too = reconcile(fewer, intervals, [lost(f"r{at}/0", 600 + at)], requested=asked(3 * HOUR, 4 * HOUR))
     assert lost_too.verdict is BalanceVerdict.EXACT, str(lost_too)
 
@@ -86,7 +89,7 @@ def test_a_record_of_a_call_that_is_not_named_near_is_unproven() -> None:
     elsewhere = done("long", used(700, "long/0", "i9"), start=0, end=3.5 * HOUR)
     found = reconcile([*records, elsewhere], intervals, [], requested=asked(3 * HOUR, 4 * HOUR))
     assert found.verdict is BalanceVerdict.UNPROVEN
-    assert reconcile([*records, long], intervals, []).verdict is BalanceVerdict.WRONG
+    assert verdict_of([*records, long], intervals) is BalanceVerdict.WRONG
     # The whole life lies within the times.
     short_life = interval("i1", 3.2 * HOUR, 3.3 * HOUR, calls=(part("a/0", 0, 9),), node="n1", final=True)
     a, b = (done(name, used(9, f"{name}/0", "i1", "n1"), end=3.4 * HOUR) for name in "ab")
@@ -101,18 +104,16 @@ def test_a_first_interval_is_missed_only_where_it_would_be_read() -> None:
     records, intervals = long_life()
     span = asked(3 * HOUR, 4 * HOUR)
     later = [one for one in intervals if one.from_at >= span.since]
-    assert reconcile(records, later, [], requested=span).verdict is BalanceVerdict.WRONG
+    assert verdict_of(records, later, requested=span) is BalanceVerdict.WRONG
     later = [one for one in intervals if one.from_at >= span.since - MARGIN_S]
-    assert reconcile(records, later, [], requested=span).verdict is BalanceVerdict.EXACT
+    assert verdict_of(records, later, requested=span) is BalanceVerdict.EXACT
 
 
 def test_lost_calls_of_other_times_are_no_matter() -> None:
     records, intervals = long_life()
     strange = lost("nobody/0", 5, at=7 * HOUR)
-    assert (
-        reconcile(records, intervals, [strange], requested=asked(HOUR, 2 * HOUR)).verdict
-        is BalanceVerdict.EXACT
-    )
+    early = asked(HOUR, 2 * HOUR)
+    assert verdict_of(records, intervals, strange, requested=early) is BalanceVerdict.EXACT
     found = reconcile(records, intervals, [strange], requested=asked(6 * HOUR, 8 * HOUR))
     assert found.verdict is BalanceVerdict.UNPROVEN, str(found)
 
@@ -133,28 +134,13 @@ def test_a_node_is_compared_within_the_intervals_at_the_edges() -> None:
     ]
     ends = [replace(found[-1], final=True) for found in (ones, others)]
     whole = [*ones[:-1], *others[:-1], *ends, *edges]
-    assert reconcile([], whole, []).verdict is BalanceVerdict.EXACT
+    assert verdict_of([], whole) is BalanceVerdict.EXACT
     for span in (asked(3.03 * HOUR, 4.05 * HOUR), asked(0, HOUR), asked(2 * HOUR, 12 * HOUR)):
         found = reconcile([], whole, [], requested=span)
         assert found.verdict is BalanceVerdict.EXACT, str(found)
     doubled = [*whole, interval("i4", 4 * HOUR, 4.5 * HOUR, final=True)]
-    assert (
-        reconcile([], doubled, [], requested=asked(3 * HOUR, 5 * HOUR)).nodes[0].verdict
-        is BalanceVerdict.WRONG
-    )
-
-
-async def state_of(
-    records: list[RequestRecord], intervals: list[InstanceInterval], calls: list[LostCall]
-) -> MemoryState:
-    state = MemoryState()
-    for record in records:
-        await state.add_request(record)
-    for one in intervals:
-        await state.add_interval(one)
-    for call in calls:
-        await state.add_lost_call(call)
-    return state
+    found = reconcile([], doubled, [], requested=asked(3 * HOUR, 5 * HOUR))
+    assert found.nodes[0].verdict is BalanceVerdict.WRONG
 
 
 async def test_what_a_check_keeps_does_not_grow_with_the_times() -> None:

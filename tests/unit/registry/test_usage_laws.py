@@ -14,6 +14,7 @@ from registry.accounting.reconciliation import BalanceVerdict, micros, reconcile
 from registry.accounting.usage_reader import gpu_sums, reconcile_ledger
 from registry.memory.state import MemoryState
 from registry.state import UsageFilter
+from tests.fixtures import usage
 from tests.fixtures.usage_histories import ORIGIN_S, History, Ledger, Operations
 
 # To shrink a history takes minutes: it is shown as it was found.
@@ -27,14 +28,7 @@ Cuts = st.lists(st.integers(-100_000_000, 1_000_000_000), min_size=1, max_size=4
 
 
 async def state_of(ledger: Ledger) -> MemoryState:
-    state = MemoryState()
-    for record in ledger.records:
-        assert await state.add_request(record)
-    for interval in ledger.intervals:
-        assert await state.add_interval(interval)
-    for call in ledger.lost:
-        assert await state.add_lost_call(call)
-    return state
+    return await usage.state_of(ledger.records, ledger.intervals, ledger.lost)
 
 
 def totals(times: Sequence[GpuTime]) -> Counter[str]:

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from registry.accounting import usage_groups, usage_reader
 from registry.accounting.ledger_pages import each_request, interval_pages, lost_calls
+from registry.accounting.prices import DEFAULT_RATES
 from registry.accounting.tables import to_csv, to_parquet
 from registry.accounting.usage_groups import GroupedSums, PeriodSums, percentile
 from registry.accounting.usage_report import COLUMNS, parse_by
 from registry.errors import InvalidRecord
 from registry.memory.state import MemoryState
-from registry.records.usage import PriceRate, RequestStatus
+from registry.records.usage import RequestStatus
 from registry.state import UsageFilter
 from registry.units.moments import parse_moment
 from tests.fixtures.registry_records import request
@@ -91,15 +93,7 @@ def test_a_percentile_is_the_nearest_rank(values, share):
 
 
 def test_a_summary_has_statuses_times_and_cost_by_currency():
-    euro = PriceRate(
-        id="cpu-002",
-        gpu_type="cpu",
-        gpu_second_nanos=1,
-        request_nanos=0,
-        prompt_mtoken_nanos=0,
-        completion_mtoken_nanos=0,
-        currency="EUR",
-    )
+    euro = replace(DEFAULT_RATES[0], id="cpu-002", currency="EUR")
     summary = PeriodSums([euro])
     for index in range(20):
         status = RequestStatus.FAILED if index == 0 else RequestStatus.OK

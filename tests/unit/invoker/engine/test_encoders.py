@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer
 
-from invoker.engine.contract import ModelSpec, UnsupportedModel
+from invoker.engine.contract import UnsupportedModel
 from invoker.engine.encoders.batches import MAX_BATCH_TOKENS, InvalidInput, TextLimits, text_batches
 from invoker.engine.encoders.engine import EncoderEngine, is_encoder, steps_for_range, tower_spans
 from invoker.engine.encoders.towers import Carry, EncoderInputs
@@ -48,13 +49,7 @@ class Packed:
     def engine(
         self, layers: tuple[int, int] | None = None, region: MemoryRegion | None = None
     ) -> EncoderEngine:
-        spec = ModelSpec(
-            manifest=self.spec.manifest,
-            config=self.spec.config,
-            dtype="float32",
-            context_length=64,
-            layers=layers,
-        )
+        spec = replace(self.spec, context_length=64, layers=layers)
         return EncoderEngine(spec, region or self.region, "cpu")
 
     @property
@@ -145,7 +140,7 @@ def test_the_minilm_checkpoint_matches_transformers() -> None:
 
 
 @pytest.mark.parametrize("kind", [*TEXT_ENCODERS, *CLASSIFIERS, *TWO_TOWERS])
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_partition_is_bit_identical_and_reads_only_its_spans(
     packed: dict[str, Packed], kind: str, data: st.DataObject
@@ -272,19 +267,11 @@ def test_an_image_that_does_not_fit_the_config_is_refused(packed: dict[str, Pack
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"is_decoder": True}, "decoder"),
     ):
-        spec = ModelSpec(
-            manifest=case.spec.manifest,
-            config={**case.spec.config, **change},
-            dtype="float32",
-            context_length=64,
-        )
+        spec = replace(case.spec, config={**case.spec.config, **change}, context_length=64)
         with pytest.raises(UnsupportedModel, match=message):
             EncoderEngine(spec, case.region, "cpu")
     with pytest.raises(UnsupportedModel, match="pack the checkpoint"):
-        spec = ModelSpec(
-            manifest=case.spec.manifest, config=case.spec.config, dtype="bfloat16", context_length=64
-        )
-        EncoderEngine(spec, case.region, "cpu")
+        EncoderEngine(replace(case.spec, dtype="bfloat16"), case.region, "cpu")
     with pytest.raises(UnsupportedModel, match="region has"):
         EncoderEngine(case.spec, MemoryRegion(100), "cpu")
 

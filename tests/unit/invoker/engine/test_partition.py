@@ -165,7 +165,7 @@ CUTS = st.sets(st.integers(1, LAYERS - 1)).map(lambda cuts: [0, *sorted(cuts), L
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(cuts=CUTS, steps=step_sequences())
 def test_any_partition_gives_the_same_bits(
     kind: str, path: LayerPath, cuts: list[int], steps: list[tuple[torch.Tensor, StepLayout]]

@@ -52,7 +52,7 @@ def workloads(draw: st.DrawFn) -> tuple[int, list[tuple[int, int, str]]]:
     return pages, [(prompt, min(length, most - prompt), tenant) for prompt, length, tenant in sizes]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     workload=workloads(),
     tied=st.booleans(),

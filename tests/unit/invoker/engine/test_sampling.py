@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from invoker.engine.sampling import SamplingRow, sample, uniforms
@@ -57,7 +57,6 @@ def test_last_bits_of_the_logits_hardly_ever_change_a_draw() -> None:
     assert sum(a.token_id != b.token_id for a, b in zip(before, after, strict=True)) <= 1
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(0, 1000), st.floats(0.01, 5), st.floats(0.05, 1), st.integers(0, 20))
 def test_a_row_is_drawn_alike_alone_and_in_a_batch(
     seed: int, position: int, temperature: float, top_p: float, top_k: int

@@ -88,7 +88,7 @@ def workloads(draw: st.DrawFn) -> tuple[int, StepLimits, list[tuple[int, int, in
     return pages, limits, [(a, p, min(n, most - p), tenant) for a, p, n, tenant in sorted(rows)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(workloads(), st.data())
 def test_every_sequence_finishes_each_tenant_in_order_and_pages_come_back(
     workload: tuple[int, StepLimits, list[tuple[int, int, int, str]]], data: st.DataObject
@@ -153,21 +153,33 @@ def test_every_sequence_finishes_each_tenant_in_order_and_pages_come_back(
     assert allocator.used == 0
 
 
-def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=4, prefill_tokens=19, shared_prefill_tokens=19), PageAllocator(100)
+def make_scheduler(sequences: int, prefill: int, pages: int, shared: int | None = None) -> Scheduler:
+    """`shared` (all of them): the tokens of a step's prompts while others decode."""
+    limits = StepLimits(
+        sequences=sequences,
+        prefill_tokens=prefill,
+        shared_prefill_tokens=prefill if shared is None else shared,
     )
+    return Scheduler(limits, PageAllocator(pages))
+
+
+def end_step(scheduler: Scheduler, *sampled: str) -> None:
+    scheduler.step_done()
+    for name in sampled:
+        scheduler.append_token(name)
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
+    scheduler = make_scheduler(4, 19, 100)
     scheduler.add("short", 3)
     assert [(c.request_id, c.count, c.last) for c in scheduler.plan().chunks] == [("short", 3, True)]
-    scheduler.step_done()
-    scheduler.append_token("short")
+    end_step(scheduler, "short")
     scheduler.add("long", 50)
     for count, last in ((19, False), (19, False), (12, True)):
         chunks = scheduler.plan().chunks
         assert [(c.request_id, c.count) for c in chunks] == [("short", 1), ("long", count)]
         assert chunks[1].last == last
-        scheduler.step_done()
-        scheduler.append_token("short")
+        end_step(scheduler, "short")
 
 
 def test_the_youngest_is_preempted_and_recomputed() -> None:
@@ -176,9 +188,7 @@ def test_the_youngest_is_preempted_and_recomputed() -> None:
     scheduler.add("old", 32)
     scheduler.add("young", 32)
     assert len(scheduler.plan().chunks) == 2
-    scheduler.step_done()
-    for name in ("old", "young"):
-        scheduler.append_token(name)
+    end_step(scheduler, "old", "young")
     plan = scheduler.plan()
     assert plan.preempted == ("young",)
     assert [c.request_id for c in plan.chunks] == ["old"]
@@ -191,34 +201,27 @@ def test_the_youngest_is_preempted_and_recomputed() -> None:
 
 
 def test_a_newcomer_is_not_behind_the_prompts_of_a_tenant_that_sent_many() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=16, prefill_tokens=512, shared_prefill_tokens=64), PageAllocator(1000)
-    )
+    scheduler = make_scheduler(16, 512, 1000, shared=64)
     for i in range(8):
         scheduler.add(f"flood{i}", 500, "flood")
     # From an idle engine a whole step; then short ones.
     assert [(c.request_id, c.count) for c in scheduler.plan().chunks] == [("flood0", 500), ("flood1", 12)]
-    scheduler.step_done()
-    scheduler.append_token("flood0")
+    end_step(scheduler, "flood0")
     for _ in range(4):
         chunks = scheduler.plan().chunks
         assert [(c.request_id, c.count) for c in chunks] == [("flood0", 1), ("flood1", 64)]
-        scheduler.step_done()
-        scheduler.append_token("flood0")
+        end_step(scheduler, "flood0")
     scheduler.add("quiet", 300, "quiet")
     # Its whole prompt runs in the next step, and the other tenant's goes on in the one after.
     assert [(c.request_id, c.count) for c in scheduler.plan().chunks] == [("quiet", 300)]
-    scheduler.step_done()
-    scheduler.append_token("quiet")
+    end_step(scheduler, "quiet")
     chunks = scheduler.plan().chunks
     assert [(c.request_id, c.count) for c in chunks] == [("flood0", 1), ("flood1", 64), ("quiet", 1)]
     scheduler.check_integrity()
 
 
 def test_what_a_flow_ran_while_no_other_had_a_backlog_is_not_charged() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=8, prefill_tokens=512, shared_prefill_tokens=64), PageAllocator(1000)
-    )
+    scheduler = make_scheduler(8, 512, 1000, shared=64)
     for name in ("flood0", "flood1"):
         scheduler.add(name, 10, "flood")
     scheduler.plan()
@@ -237,13 +240,11 @@ def test_what_a_flow_ran_while_no_other_had_a_backlog_is_not_charged() -> None:
     scheduler.add("flood2", 100, "flood")
     scheduler.add("quiet2", 400, "quiet")
     assert [c.request_id for c in scheduler.plan().chunks] == ["quiet2"]
-    scheduler.step_done()
-    scheduler.append_token("quiet2")
+    end_step(scheduler, "quiet2")
     scheduler.add("other", 400, "other")  # decoding waits for one newcomer, and then continues
     assert [c.count for c in scheduler.plan().chunks] == [1, 1, 1, 400]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(2, 6), min_size=2, max_size=4),
     st.integers(16, 100),
@@ -278,7 +279,7 @@ def test_backlogged_tenants_run_as_much_as_each_other(
         assert max(served.values()) - min(served.values()) <= 2 * max(turn, *lengths)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(2, 5),
     st.integers(4, 60),
@@ -349,9 +350,7 @@ def test_a_lone_newcomer_waits_for_what_it_owes_a_flood_and_one_short_step_at_mo
 
 
 def test_a_tenant_that_left_comes_back_with_what_it_ran_before_but_saves_nothing_up() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=8, prefill_tokens=64, shared_prefill_tokens=64), PageAllocator(100)
-    )
+    scheduler = make_scheduler(8, 64, 100)
     scheduler.add("a0", 200, "a")
     scheduler.add("b0", 64, "b")
     scheduler.plan()
@@ -375,9 +374,7 @@ def test_a_tenant_that_left_comes_back_with_what_it_ran_before_but_saves_nothing
 
 
 def test_a_tenant_that_runs_nothing_gets_pages_from_one_that_holds_most() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=8, prefill_tokens=640, shared_prefill_tokens=640), PageAllocator(8)
-    )
+    scheduler = make_scheduler(8, 640, 8)
     for i in range(4):
         scheduler.add(f"flood{i}", 2 * PAGE_TOKENS, "flood")
     assert len(scheduler.plan().chunks) == 4
@@ -394,9 +391,7 @@ def test_a_tenant_that_runs_nothing_gets_pages_from_one_that_holds_most() -> Non
 
 
 def test_a_tenant_that_runs_nothing_gets_a_place_from_one_that_has_most() -> None:
-    scheduler = Scheduler(
-        StepLimits(sequences=4, prefill_tokens=64, shared_prefill_tokens=64), PageAllocator(100)
-    )
+    scheduler = make_scheduler(4, 64, 100)
     for i in range(5):
         scheduler.add(f"flood{i}", 8, "flood")
     assert len(scheduler.plan().chunks) == 4

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,11 +24,12 @@ from tests.fixtures.stages import (
 )
 
 TOKENS = 100  # so many that calls are at work still when they are asked to leave
-ALWAYS = ("--kv-moves", "always")
 
 
-async def _started(live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str]) -> list[Answer]:
-    """Return the pipeline's replies until all requests, or the named ones, moved.
+async def _started(
+    live: LiveCluster, requests: Sequence[Generate], leaving: Sequence[str] | None
+) -> list[Answer]:
+    """Return the pipeline's replies until its end, or until the named requests, or all (None), moved.
 
     The middle node has loaded the whole model by then.
     """
@@ -39,16 +40,15 @@ async def _started(live: LiveCluster, requests: Sequence[Generate], leaving: Seq
         for _ in range(5 * len(requests)):
             await seen.get()
         await live.nodes[1].until_ready()
-        if leaving:
-            await live.head.node.ask(HandOffCalls(pipeline="p", epoch=0, request_ids=tuple(leaving)))
+        if leaving is None or leaving:
+            named = {} if leaving is None else {"request_ids": tuple(leaving)}
+            await live.head.node.ask(HandOffCalls(pipeline="p", epoch=0, **named))
             await asyncio.gather(*running)
     return await asyncio.gather(*running)
 
 
-async def _all_tokens(
-    live: LiveCluster, leaving: Sequence[str] = (), broken: bool = False
-) -> tuple[list[Answer], dict[str, list[int]]]:
-    """Return the answers, and all tokens of each request; the middle node generates the rest."""
+async def _all_tokens(live: LiveCluster, leaving: Sequence[str] | None, broken: bool) -> list[Answer]:
+    """Return the answers, once the middle node has generated the rest of each."""
     requests = requests_for(live, 5, tokens=TOKENS)
     answers = await _started(live, requests, leaving)
 
@@ -63,103 +63,63 @@ async def _all_tokens(
     ids = await asyncio.gather(*map(rest, requests, answers))
     whole = {request.request_id: one for request, one in zip(requests, ids, strict=True)}
     assert whole == live.expected(requests)
-    return answers, whole
+    return answers
 
 
-def _moved(answers: Sequence[Answer]) -> list[Answer]:
+async def _moved(
+    folder: Path, kind: str, leaving: Sequence[str] | None, policy: str = "always", *, broken: bool = False
+) -> list[Answer]:
+    """Return the answers of the calls that moved. They are `broken`: their K and V are not to be had."""
+    async with (
+        asyncio.timeout(3 * PATIENCE_S),
+        live_cluster(folder, kind, 3, flags=("--kv-moves", policy)) as live,
+    ):
+        answers = await _all_tokens(live, leaving, broken)
     found = [got for got in answers if got.finish_reason == MOVED]
     assert found, "all calls had ended before they were asked to leave"
     return found
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "gpt2"])
-def test_calls_take_their_kv_along(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def reported(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO, "invoker.stages")
+    return lambda: [record.getMessage() for record in caplog.records]
 
-    async def main() -> list[Answer]:
-        async with (
-            asyncio.timeout(3 * PATIENCE_S),
-            live_cluster(tmp_path, kind, 3, flags=ALWAYS) as live,
-        ):
-            return (await _all_tokens(live, ("r1", "r2", "r4")))[0]
 
-    moved = _moved(asyncio.run(main()))
-    reported = [record.getMessage() for record in caplog.records]
+Lines = Callable[[], list[str]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-tied", "gpt2"])
+async def test_calls_take_their_kv_along(tmp_path: Path, kind: str, reported: Lines) -> None:
+    moved = await _moved(tmp_path, kind, ("r1", "r2", "r4"))
     # One after the other, though all were asked for at once.
-    brought = [line for line in reported if "transfer: always" in line or "loaded K and V" in line]
+    brought = [line for line in reported() if "transfer: always" in line or "loaded K and V" in line]
     assert ["loaded K and V" in line for line in brought] == [False, True] * len(moved)
 
 
-def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "invoker.stages")
-
-    async def main() -> list[Answer]:
-        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=ALWAYS) as live:
-            return (await _all_tokens(live))[0]
-
-    moved = _moved(asyncio.run(main()))
+async def test_a_pipeline_that_ends_leaves_kv_too(tmp_path: Path, reported: Lines) -> None:
+    moved = await _moved(tmp_path, "llama", ())
     assert all(got.kv is not None and len(got.kv.stages) == 3 for got in moved)
-    reported = [record.getMessage() for record in caplog.records]
-    assert sum("loaded K and V" in line for line in reported) == len(moved)
+    assert sum("loaded K and V" in line for line in reported()) == len(moved)
 
 
-def test_a_pipeline_that_is_formed_anew_keeps_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_pipeline_that_is_formed_anew_keeps_nothing(tmp_path: Path, reported: Lines) -> None:
     """All are to leave: what goes on in the next pipeline is computed there, and nobody waits for it."""
-    caplog.set_level(logging.INFO, "invoker.stages")
-
-    async def main() -> list[Answer]:
-        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=ALWAYS) as live:
-            requests = requests_for(live, 3, tokens=TOKENS)
-            let_serve(live)
-            seen: asyncio.Queue[int] = asyncio.Queue()
-            async with open_pipeline(live, CUTS):
-                running = [asyncio.create_task(answer(live.head.node, one, seen)) for one in requests]
-                for _ in range(5 * len(requests)):
-                    await seen.get()
-                await live.nodes[1].until_ready()
-                await live.head.node.ask(HandOffCalls(pipeline="p", epoch=0))
-                answers = await asyncio.gather(*running)
-            pairs = zip(requests, answers, strict=True)
-            rest = await asyncio.gather(*(goes_on(live.nodes[1], one, got, got.kv) for one, got in pairs))
-            whole = {request.request_id: one for request, one in zip(requests, rest, strict=True)}
-            assert whole == live.expected(requests)
-            return answers
-
-    assert all(got.kv is None for got in _moved(asyncio.run(main())))
-    assert not any("call " in record.getMessage() for record in caplog.records)
+    assert all(got.kv is None for got in await _moved(tmp_path, "llama", None))
+    assert not any("call " in line for line in reported())
 
 
-def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "invoker.stages")
-
-    async def main() -> list[Answer]:
-        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "gpt2", 3, flags=ALWAYS) as live:
-            return (await _all_tokens(live, ("r0", "r3"), broken=True))[0]
-
-    moved = _moved(asyncio.run(main()))
-    reported = [record.getMessage() for record in caplog.records]
-    assert sum("recomputing" in line for line in reported) == len(moved)
-    assert not any("loaded K and V" in line for line in reported)
+async def test_kv_that_does_not_come_is_computed_anew(tmp_path: Path, reported: Lines) -> None:
+    moved = await _moved(tmp_path, "gpt2", ("r0", "r3"), broken=True)
+    assert sum("recomputing" in line for line in reported()) == len(moved)
+    assert not any("loaded K and V" in line for line in reported())
 
 
-@pytest.mark.parametrize("policy", ["auto", "never"])
-def test_whatever_is_decided_the_tokens_are_the_same(
-    tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("policy", "outcome"), [("auto", ": recomputing "), ("never", "recompute: always")])
+async def test_whatever_is_decided_the_tokens_are_the_same(
+    tmp_path: Path, policy: str, outcome: str, reported: Lines
 ) -> None:
-    caplog.set_level(logging.INFO, "invoker.stages")
-
-    async def main() -> list[Answer]:
-        flags = ("--kv-moves", policy)
-        async with asyncio.timeout(3 * PATIENCE_S), live_cluster(tmp_path, "llama", 3, flags=flags) as live:
-            return (await _all_tokens(live, ("r1", "r2")))[0]
-
-    moved = _moved(asyncio.run(main()))
-    reported = [record.getMessage() for record in caplog.records]
-    decided = [line for line in reported if ": transfer: " in line or ": recompute: " in line]
+    moved = await _moved(tmp_path, "llama", ("r1", "r2"), policy)
+    decided = [line for line in reported() if ": transfer: " in line or ": recompute: " in line]
     assert len(decided) == len(moved)
-    if policy == "never":
-        assert all(line.endswith("recompute: always") for line in decided)
-    else:
-        assert all(": recomputing " in line for line in decided)
+    assert all(outcome in line if policy == "auto" else line.endswith(outcome) for line in decided)

@@ -99,8 +99,8 @@ async def ended(scene: Scene) -> None:
         await scene.ask()
 
 
-def test_what_waits_for_too_long_is_moved() -> None:
-    async def main() -> None:
+async def test_what_waits_for_too_long_is_moved() -> None:
+    async with asyncio.timeout(patience.PATIENCE_S):
         scene = Scene(FakeStage(0, 1, LAYERS), 0.0)
         (moved,) = await scene.ask()
         assert moved.finish_reason == MOVED and moved.token_id is None
@@ -108,11 +108,9 @@ def test_what_waits_for_too_long_is_moved() -> None:
         assert str(scene.driver.failure) == "it is not ready after 0 s"
         await ended(scene)
 
-    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
 
-
-def test_an_instance_without_an_engine_has_lost_what_was_begun() -> None:
-    async def main() -> None:
+async def test_an_instance_without_an_engine_has_lost_what_was_begun() -> None:
+    async with asyncio.timeout(patience.PATIENCE_S):
         scene = Scene(FakeStage(0, 1, LAYERS), READY_TIMEOUT_S)
         asked = asyncio.create_task(scene.ask())
         scene.is_whole()
@@ -120,12 +118,10 @@ def test_an_instance_without_an_engine_has_lost_what_was_begun() -> None:
             await asked
         await ended(scene)
 
-    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
-
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> None:
-    async def main() -> None:
+async def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> None:
+    async with asyncio.timeout(patience.PATIENCE_S):
         first = NoRoom(runs=runs)
         scene = Scene(first, READY_TIMEOUT_S)
         scene.instance.runner = runner = EngineRunner(FakeEngine())
@@ -138,11 +134,9 @@ def test_a_prompt_for_which_there_is_no_memory_is_the_engines(runs: bool) -> Non
         await ended(scene)
         await runner.aclose()
 
-    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))
 
-
-def test_a_fault_that_nobody_foresaw_ends_it_and_is_told() -> None:
-    async def main() -> None:
+async def test_a_fault_that_nobody_foresaw_ends_it_and_is_told() -> None:
+    async with asyncio.timeout(patience.PATIENCE_S):
         scene = Scene(FakeStage(0, 1, LAYERS), READY_TIMEOUT_S)
         scene.layers.fault = fault = KeyError("a mistake of ours")
         scene.layers.landed.set()
@@ -152,5 +146,3 @@ def test_a_fault_that_nobody_foresaw_ends_it_and_is_told() -> None:
         with pytest.raises(KeyError):
             await scene.ask()
         await scene.driver.aclose()
-
-    asyncio.run(asyncio.wait_for(main(), patience.PATIENCE_S))

@@ -5,10 +5,11 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,13 +17,13 @@ import pytest
 from registry.channel.client import Channel
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.live import KvLocation, OpenPipeline, PipelineOpened, StageSpec
-from registry.messages.node import Generate, Sampling, Tokens
+from registry.messages.node import Generate, Reply, Sampling, Tokens
 from registry.records.node import NodeRecord
 from registry.redis.state import RedisState
 from tests.fixtures.checkpoints import LAYERS
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.stages import expected_of, rest_of
-from tests.fixtures.zygote import Machine, Model, ask, channel_to, joined, machine_of, make_model, put
+from tests.fixtures.zygote import Machine, ask, channel_to, joined, machine_of, make_model, put
 
 CLUSTER = f"stages-{os.getpid()}"
 SHM = Path("/dev/shm") / f"hypercast-{CLUSTER}"
@@ -36,16 +37,51 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     shutil.rmtree(SHM, ignore_errors=True)
 
 
+Answers = Callable[[Channel, Generate, "asyncio.Queue[int]"], Awaitable[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadingNodes:
-    """Three nodes, on each of which an instance loads: `i0`, `i1`, `i2`."""
+    """Three nodes, on each of which an instance loads: `i0`, `i1`, `i2`; one is the head of a pipeline."""
 
-    channels: tuple[Channel, ...]
+    names: list[str]
+    pids: list[int]
+    channels: list[Channel]
     opening: OpenPipeline
+    head: int
+    requests: list[Generate]
+    expected: list[list[int]]
+
+    def kill(self, place: int) -> None:
+        os.kill(self.pids[place], signal.SIGKILL)
+        self.pids[place] = 0
+
+    @asynccontextmanager
+    async def serving(
+        self, answer: Answers, tokens: int
+    ) -> AsyncIterator[tuple[AsyncIterator[Reply], list["asyncio.Task[Any]"]]]:
+        """Yield the pipeline and its calls, which have so many tokens."""
+        seen: asyncio.Queue[int] = asyncio.Queue()
+        async with self.channels[self.head].call(self.opening) as opened:
+            assert isinstance(await anext(opened), PipelineOpened)
+            calls = [answer(self.channels[self.head], one, seen) for one in self.requests]
+            running = [asyncio.create_task(call) for call in calls]
+            for _ in range(tokens):
+                await seen.get()
+            yield opened, running
 
 
 @asynccontextmanager
-async def three_loading(machine: Machine, model: Model, names: Sequence[str]) -> AsyncIterator[LoadingNodes]:
+async def three_loading(
+    machine: Machine, kind: str, hosts: int, name: str, *flags: str
+) -> AsyncIterator[LoadingNodes]:
+    """Yield nodes of that name, with `flags`; in the end all have ended."""
+    model = make_model(machine.folder / name, kind)
+    names = [f"{name}-{place}" for place in range(3)]
+    pids = [machine.zygote.spawn(one, f"{name}-h{at % hosts}", *flags) for at, one in enumerate(names)]
+    head = 0 if model.packed.manifest.tied_head else 2
+    requests = some_requests(head)
+    expected = list(expected_of(machine.folder / name, requests).values())
     async with (
         asyncio.timeout(3 * PATIENCE_S),
         RedisState.connect(machine.redis.url) as state,
@@ -56,7 +92,10 @@ async def three_loading(machine: Machine, model: Model, names: Sequence[str]) ->
         channels = [await stack.enter_async_context(channel_to(record)) for record in records]
         for place, channel in enumerate(channels):
             await ask(channel, msgspec.structs.replace(model.start(f"i{place}"), live=True))
-        yield LoadingNodes(tuple(channels), opening_of(names, records))
+        yield LoadingNodes(names, pids, channels, opening_of(names, records), head, requests, expected)
+    for pid in filter(None, pids):
+        os.kill(pid, signal.SIGKILL)
+    assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
 
 
 def some_requests(head: int) -> list[Generate]:
@@ -123,81 +162,41 @@ async def until_lost(channel: Channel, request: Generate, seen: asyncio.Queue[in
 
 
 @pytest.mark.parametrize(("kind", "hosts"), [("llama", 1), ("gpt2", 3), ("qwen2-tied", 3)])
-def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, hosts: int) -> None:
+async def test_a_stage_that_is_killed_costs_no_token(machine: Machine, kind: str, hosts: int) -> None:
     random_ = random.Random(kind)
-    model = make_model(machine.folder / kind, kind)
-    names = [f"{kind}-{place}" for place in range(3)]
-    pids = [machine.zygote.spawn(name, f"{kind}-h{place % hosts}") for place, name in enumerate(names)]
-    tied = model.packed.manifest.tied_head
-    head, victim = (0 if tied else 2), random_.randrange(3)
-    requests = some_requests(head)
-
-    async def main() -> list[list[int]]:
-        async with three_loading(machine, model, names) as nodes:
-            seen: asyncio.Queue[int] = asyncio.Queue()
-            async with nodes.channels[head].call(nodes.opening) as opened:
-                assert isinstance(await anext(opened), PipelineOpened)
-                running = [
-                    asyncio.create_task(until_lost(nodes.channels[head], one, seen)) for one in requests
-                ]
-                for _ in range(random_.randrange(1, 3 * TOKENS)):
-                    await seen.get()
-                os.kill(pids[victim], signal.SIGKILL)
-                so_far = await asyncio.gather(*running)
-                with pytest.raises((RemoteError, ChannelClosed)) as lost:
-                    await anext(opened)
-            if victim != head:
-                assert isinstance(lost.value, RemoteError)
-                assert lost.value.message.startswith(f"{names[victim]}: "), lost.value.message
-            left = next(place for place in range(3) if place != victim)
-            return [
-                ids + await _goes_on(nodes.channels[left], one, ids, f"i{left}")
-                for one, ids in zip(requests, so_far, strict=True)
-            ]
-
-    assert asyncio.run(main()) == list(expected_of(machine.folder / kind, requests).values())
-    for place, pid in enumerate(pids):
-        if place != victim:
-            os.kill(pid, signal.SIGKILL)
-    assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
+    victim = random_.randrange(3)
+    async with three_loading(machine, kind, hosts, kind) as nodes:
+        async with nodes.serving(until_lost, random_.randrange(1, 3 * TOKENS)) as (opened, running):
+            nodes.kill(victim)
+            so_far = await asyncio.gather(*running)
+            with pytest.raises((RemoteError, ChannelClosed)) as lost:
+                await anext(opened)
+        if victim != nodes.head:
+            assert isinstance(lost.value, RemoteError)
+            assert lost.value.message.startswith(f"{nodes.names[victim]}: "), lost.value.message
+        left = next(place for place in range(3) if place != victim)
+        whole = [
+            ids + await _goes_on(nodes.channels[left], one, ids, f"i{left}")
+            for one, ids in zip(nodes.requests, so_far, strict=True)
+        ]
+        assert whole == nodes.expected
 
 
 @pytest.mark.parametrize(("kind", "hosts"), [("llama", 1), ("qwen2-tied", 3)])
-def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int) -> None:
-    model = make_model(machine.folder / f"{kind}-kv", kind)
-    names = [f"{kind}-kv-{place}" for place in range(3)]
-    pids = [
-        machine.zygote.spawn(name, f"{kind}-kv-h{place % hosts}", "--kv-moves", "always")
-        for place, name in enumerate(names)
-    ]
-    head = 0 if model.packed.manifest.tied_head else 2
-    requests = some_requests(head)
+async def test_kv_goes_from_process_to_process(machine: Machine, kind: str, hosts: int) -> None:
+    async with three_loading(machine, kind, hosts, f"{kind}-kv", "--kv-moves", "always") as nodes:
+        async with nodes.serving(until_moved, TOKENS) as (_, running):
+            pass
+        moved = await asyncio.gather(*running)  # since the pipeline has ended
+        assert any(replies[-1].kv is not None for replies in moved)
 
-    async def main() -> list[list[int]]:
-        async with three_loading(machine, model, names) as nodes:
-            seen: asyncio.Queue[int] = asyncio.Queue()
-            async with nodes.channels[head].call(nodes.opening) as opened:
-                assert isinstance(await anext(opened), PipelineOpened)
-                running = [
-                    asyncio.create_task(until_moved(nodes.channels[head], one, seen)) for one in requests
-                ]
-                for _ in range(TOKENS):
-                    await seen.get()
-            moved = await asyncio.gather(*running)  # since the pipeline has ended
-            assert any(replies[-1].kv is not None for replies in moved)
+        async def whole(one: Generate, replies: list[Tokens]) -> list[int]:
+            ids = [token for reply in replies for token in reply.ids]
+            return ids + await _goes_on(nodes.channels[1], one, ids, "i1", replies[-1].kv)
 
-            async def whole(one: Generate, replies: list[Tokens]) -> list[int]:
-                ids = [token for reply in replies for token in reply.ids]
-                return ids + await _goes_on(nodes.channels[1], one, ids, "i1", replies[-1].kv)
-
-            # At once: the stages keep what calls have left for some seconds only.
-            return await asyncio.gather(*map(whole, requests, moved))
-
-    assert asyncio.run(main()) == list(expected_of(machine.folder / f"{kind}-kv", requests).values())
-    assert " loaded K and V" in machine.zygote.log(names[1]).read_text()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert {machine.zygote.event().get("exited") for _ in pids} == set(names)
+        # At once: the stages keep what calls have left for some seconds only.
+        assert await asyncio.gather(*map(whole, nodes.requests, moved)) == nodes.expected
+        assert " loaded K and V" in machine.zygote.log(nodes.names[1]).read_text()
 
 
 async def _goes_on(

@@ -218,14 +218,11 @@ class Forgetful(WireThread[StageMessage]):
         raise RuntimeError("what it has is stuck")
 
 
-def test_a_thread_that_cannot_let_go_ends_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        (before, sends), (behind, reads) = pair(), pair()
-        thread = Forgetful(before, behind, stage_reader(StageRows(FakeStage(1, 2, 3)).nbytes), name="stuck")
-        thread.start()
-        with sends, reads:
-            async with asyncio.timeout(PATIENCE_S):
-                await thread.aclose()
-
-    asyncio.run(main())
+async def test_a_thread_that_cannot_let_go_ends_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
+    (before, sends), (behind, reads) = pair(), pair()
+    thread = Forgetful(before, behind, stage_reader(StageRows(FakeStage(1, 2, 3)).nbytes), name="stuck")
+    thread.start()
+    with sends, reads:
+        async with asyncio.timeout(PATIENCE_S):
+            await thread.aclose()
     assert "what it has is stuck" in caplog.text

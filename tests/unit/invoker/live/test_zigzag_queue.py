@@ -127,7 +127,7 @@ def test_one_that_is_dropped_while_it_runs_is_gone() -> None:
     load_s=st.floats(0.0, 30.0),
     source_free_s=st.floats(0.0, 40.0),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_all_end_and_no_sooner_than_work_allows(
     tokens: list[int], layers: int, load_s: float, source_free_s: float
 ) -> None:
@@ -146,7 +146,7 @@ def test_all_end_and_no_sooner_than_work_allows(
     count=st.integers(1, 6),
     moves=st.lists(st.sampled_from(["load", "target", "ran", "source"]), max_size=60),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_each_layer_of_each_batch_runs_once(layers: int, count: int, moves: list[str]) -> None:
     queue, done = ZigZagQueue(layers), {f"r{place}": 0 for place in range(count)}
     for batch in batches_of(*[1] * count):

@@ -3,29 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.record import CastMember
 from rdmacast.cast.spec import CastSpec
-from registry.images.manifest import MANIFEST_FORMAT, LayerSpan, Manifest, layer_borders
-
-
-def manifest(*spans: tuple[str, int, str, int]) -> Manifest:
-    """Spans (kind, index, tower, bytes), one behind the other."""
-    layers, end = [], 0
-    for kind, index, tower, nbytes in spans:
-        layers.append(LayerSpan(kind=kind, index=index, tower=tower, start=end, end=end + nbytes))
-        end += nbytes
-    return Manifest(
-        format=MANIFEST_FORMAT,
-        architecture="test",
-        model_type="test",
-        tied_head=False,
-        num_layers=sum(span.kind == "layer" for span in layers),
-        nbytes=end,
-        sha256="0" * 64,
-        tensors=(),
-        layers=tuple(layers),
-        units=b"",
-    )
+from registry.images.manifest import layer_borders
+from tests.fixtures.cast import cast_plan
+from tests.fixtures.registry_records import manifest
 
 
 def test_the_block_that_a_layer_begins_in_belongs_to_it() -> None:
@@ -54,16 +36,8 @@ def test_parts_without_bytes_have_no_border_and_each_tower_begins_with_its_embed
 
 def test_a_nodes_part_in_a_cast_begins_with_a_whole_layer() -> None:
     found = manifest(("embed", 0, "", 35), *(("layer", i, "", 20) for i in range(4)), ("head", 4, "", 35))
-    plan = CastPlan(
-        cast_id="c1",
-        image=found.sha256,
-        nbytes=found.nbytes,
-        planner="chain",
-        block_bytes=10,
-        members=tuple(CastMember(node=f"n{i}", host="h", address=f"tcp://n{i}:1") for i in range(6)),
-        sources=(0, 1),
-        planned=6,
-    )
+    members = [CastMember(node=f"n{i}", host="h", address=f"tcp://n{i}:1") for i in range(6)]
+    plan = cast_plan(members, nbytes=found.nbytes, block_bytes=10, planner="chain", sources=2)
     spec = CastSpec(plan=plan, borders=layer_borders(found, 10))
     orders = [spec.order(node) for node in range(2, 6)]
     assert sorted({order[0][1] for order in orders if order}) == [0, 7]

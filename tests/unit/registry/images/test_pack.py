@@ -125,7 +125,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return plan_checkpoint(write_checkpoint(folder, tensors, llama_config(), shards=3), request.param)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_range_reads_as_in_the_whole(converted: PackPlan, data: st.DataObject) -> None:
     image = read_all(converted)
