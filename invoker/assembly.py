@@ -41,7 +41,7 @@ from invoker.memory.arena import Arena, CpuArena
 from invoker.memory.cuda_arena import CudaArena
 from invoker.metering.journal import MeterJournal, discard_recovered, recover_journals
 from invoker.metering.meter import GpuMeter
-from invoker.node import Node, NodeDependencies
+from invoker.node import Node, NodeDependencies, remote_error
 from invoker.pipeline.engines import StageContext
 from invoker.publisher import BACKOFF_S, Publisher
 from invoker.scratch import scratch_folder
@@ -237,6 +237,7 @@ async def _open_servers(
         TcpAddress(settings.listen_host, settings.listen_port).url,
         settings.secret,
         node.handle,
+        translate=remote_error,
         on_peer_closed=lambda peer, _: calls.peer_closed(peer),
     )
     await stack.enter_async_context(channel)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from invoker.base.counters import Counters
@@ -147,21 +147,8 @@ class Node:
             counters=self._counters().snapshot(),
         )
 
-    async def handle(self, request: Request) -> AsyncIterator[Reply]:
-        """Yield the replies to one request. Raises RemoteError with a code of `registry.messages`."""
-        try:
-            async for reply in self._dispatch(request):
-                yield reply
-        except PipelineLost:
-            raise  # its message starts with the lost node
-        except (InvokerError, EngineError, HandlerError) as error:
-            raise RemoteError(error.code, str(error)) from error
-        except RemoteError:
-            raise
-        except (RegistryError, CastError, OSError) as error:
-            raise RemoteError("start_failed", str(error) or type(error).__name__) from error
-
-    def _dispatch(self, request: Request) -> AsyncGenerator[Reply, None]:
+    def handle(self, request: Request) -> AsyncGenerator[Reply, None]:
+        """Return the replies to one request; an exception is reported as `remote_error` makes of it."""
         dependencies, instances = self._dependencies, self._dependencies.instances
         clock, calls = dependencies.clock, dependencies.calls
         match request:
@@ -328,3 +315,16 @@ class Node:
                 CachedImage(image=device_image.image, tiers=(Tier.GPU,), bytes=nbytes, last_used_at=used_at)
             )
         return tuple(sorted(holdings, key=lambda holding: holding.image))
+
+
+def remote_error(error: Exception) -> Exception:
+    """Return the exception, with a code of `registry.messages`, that a failed request is reported as."""
+    match error:
+        case PipelineLost() | RemoteError():
+            return error  # a lost pipeline's message starts with the lost node
+        case InvokerError() | EngineError() | HandlerError():
+            return RemoteError(error.code, str(error))
+        case RegistryError() | CastError() | OSError():
+            return RemoteError("start_failed", str(error) or type(error).__name__)
+        case _:
+            return error

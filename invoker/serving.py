@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from functools import partial
 
 import numpy as np
@@ -141,12 +141,20 @@ async def invoke_handler(
     """
     handler = _handler(instance)
     started_s = clock.monotonic_s()
-    held = ExitStack()
-    held.enter_context(instance.working())
+    instance.begin_work()
     with calls.open(instance.account, request.request_id) as call:
-        held.enter_context(calls.occupying(call))
+        calls.occupy(call)
+        ended = False
+
+        def on_ended() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                calls.vacate(call)
+                instance.end_work()
+
         outputs: AsyncIterator[HandlerOutput] = handler.invoke(
-            request.request_id, request.body, request.timeout_s, held.close
+            request.request_id, request.body, request.timeout_s, on_ended
         )
         try:
             async for output in outputs:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from registry.images.store import Blobs as Blobs
 from registry.messages.node import (
     Arrays,
     Compute,

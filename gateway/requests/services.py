@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.billing.request_record import Biller
-from gateway.core.contract import Blobs, ClusterOperations
+from gateway.core.contract import ClusterOperations
 from gateway.core.open_call import Dispatcher
 from gateway.core.settings import GatewaySettings
 from gateway.http.drain import InFlightLimiter
@@ -15,6 +15,7 @@ from gateway.tenants.concurrency_leases import ConcurrencyLeases
 from gateway.tenants.quotas import Quotas
 from gateway.tenants.state_health import HealthCheck
 from registry.clock import Clock
+from registry.images.store import Blobs
 from registry.state import State
 
 

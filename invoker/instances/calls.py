@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 from invoker.engine.contract import EngineCall
 from invoker.instances.fair_lock import FairLock
@@ -21,7 +20,12 @@ log = logging.getLogger("invoker.calls")
 
 
 class NodeCall:
-    """An EngineCall of the channel, reference-counted: it ends when neither handler nor engine holds it."""
+    """An EngineCall of the channel, reference-counted: it ends when neither handler nor engine holds it.
+
+    A context manager of its handler, which finishes it.
+    """
+
+    __slots__ = ("_holders", "_on_end", "_task", "_waiters", "ended_s", "metered", "orphan", "peer")
 
     def __init__(
         self,
@@ -41,6 +45,12 @@ class NodeCall:
 
     def __repr__(self) -> str:
         return f"<NodeCall of {self.peer or 'no peer'}: {self.metered!r}>"
+
+    def __enter__(self) -> "NodeCall":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
 
     @property
     def used_us(self) -> int:
@@ -128,17 +138,13 @@ class Calls:
     def __repr__(self) -> str:
         return f"<Calls: {len(self._calls)} calls, {len(self._ended)} of them ended>"
 
-    @contextmanager
-    def open(self, account: MeterAccount, call_id: str) -> Iterator[NodeCall]:
-        """Open a call that is handled while the block lasts; it is kept until settled."""
+    def open(self, account: MeterAccount, call_id: str) -> NodeCall:
+        """Open a call that is handled until its `finish`, by this task; it is kept until settled."""
         self._orphan_previous(call_id)
         task = asyncio.current_task()
         call = NodeCall(self._meter.open_call(account, call_id), caller.get(), task, self._on_call_end)
         self._calls[call_id] = call
-        try:
-            yield call
-        finally:
-            call.finish()
+        return call
 
     def join(self, account: MeterAccount, call_id: str) -> NodeCall:
         """Hold a call that a stage runs steps for, until its release.
@@ -160,16 +166,15 @@ class Calls:
         call.orphan = call_id in self._missed
         return call
 
-    @contextmanager
-    def occupying(self, call: NodeCall) -> Iterator[None]:
-        """Charge the call for the accelerator while the block lasts, shared by its instance's calls."""
+    def occupy(self, call: NodeCall) -> None:
+        """Charge the call for the accelerator until `vacate`, shared by its instance's calls."""
         call.hold()
         self._meter.occupy(call.metered)
-        try:
-            yield
-        finally:
-            self._meter.vacate(call.metered)
-            call.release()
+
+    def vacate(self, call: NodeCall) -> None:
+        """Stop charging the call for the accelerator."""
+        self._meter.vacate(call.metered)
+        call.release()
 
     async def end(self, call_ids: Iterable[str]) -> dict[str, int]:
         """Cancel calls and return each known one's accelerator time.

@@ -63,7 +63,7 @@ class Instance:
         self.account = account
         self._life = life
         self._changed = changed
-        self._next_change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next_change: asyncio.Future[None] | None = None  # while one waits for it
         self._work = 0
         self.task: asyncio.Task[None] | None = None
         self.device_image: DeviceImage | None = None
@@ -129,16 +129,24 @@ class Instance:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Count one request while the block lasts. Raises NodeDraining, NoSuchInstance unless ready."""
-        if self.state is InstanceState.DRAINING:
-            raise NodeDraining(f"instance {self.id} is stopping")
-        if self.state is not InstanceState.READY:
-            raise NoSuchInstance(f"instance {self.id} is {self.state}, not ready")
-        self._work += 1
+        self.begin_work()
         try:
             yield
         finally:
-            self._work -= 1
-            self._notify()
+            self.end_work()
+
+    def begin_work(self) -> None:
+        """Count one request until `end_work`. Raises NodeDraining, NoSuchInstance unless ready."""
+        state = self._life.state
+        if state is not InstanceState.READY:
+            if state is InstanceState.DRAINING:
+                raise NodeDraining(f"instance {self.id} is stopping")
+            raise NoSuchInstance(f"instance {self.id} is {state}, not ready")
+        self._work += 1
+
+    def end_work(self) -> None:
+        self._work -= 1
+        self._notify()
 
     def release_references(self) -> None:
         """Drop all but what a repeated start request needs: an ended instance is kept for long."""
@@ -165,8 +173,11 @@ class Instance:
             await self.next_change()
 
     async def next_change(self) -> None:
+        if self._next_change is None:
+            self._next_change = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._next_change)
 
     def _notify(self) -> None:
-        bell, self._next_change = self._next_change, asyncio.get_running_loop().create_future()
-        bell.set_result(None)
+        if self._next_change is not None:
+            bell, self._next_change = self._next_change, None
+            bell.set_result(None)

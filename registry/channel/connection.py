@@ -47,6 +47,7 @@ class ChannelConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._out: list[bytes] = []
+        self._flush_due = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._reason: ChannelClosed | None = None
@@ -77,11 +78,16 @@ class ChannelConnection(asyncio.Protocol):
     def write(self, frame: bytes) -> None:
         """Send a frame at the end of this loop iteration, in one write with up to seven others."""
         if self._reason is None:
-            if not self._out:
-                self._loop.call_soon(self._flush)
+            self.flush_soon()
             self._out.append(frame)
             if len(self._out) == _MAX_JOINED:
                 self._flush()
+
+    def flush_soon(self) -> None:
+        """Send what is written by then after the callbacks that are scheduled already."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_now_due)
 
     @property
     def is_congested(self) -> bool:
@@ -158,6 +164,10 @@ class ChannelConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+
+    def _flush_now_due(self) -> None:
+        self._flush_due = False
+        self._flush()
 
     def _flush(self) -> None:
         if self._out and self._reason is None and self._transport is not None:

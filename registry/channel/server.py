@@ -26,6 +26,7 @@ from registry.messages.node import Reply, Request
 logger = logging.getLogger(__name__)
 
 CallHandler = Callable[[Request], AsyncIterator[Reply]]
+TranslateError = Callable[[Exception], Exception]
 
 _CLOSE_S = 1.0  # for the last frames to be sent
 
@@ -38,8 +39,9 @@ class _ServerCall:
 
     __slots__ = ("_granted", "credit", "task")
 
+    task: asyncio.Task[None]
+
     def __init__(self) -> None:
-        self.task: asyncio.Task[None] | None = None
         self.credit = INITIAL_CREDIT
         self._granted: asyncio.Future[None] | None = None
 
@@ -61,6 +63,7 @@ class _ServerConnection(ChannelConnection):
     def __init__(
         self,
         handler: CallHandler,
+        translate: TranslateError,
         settings: ChannelSettings,
         tasks: set[asyncio.Task[None]],
         opened: Callable[["_ServerConnection"], None],
@@ -68,6 +71,7 @@ class _ServerConnection(ChannelConnection):
     ) -> None:
         super().__init__(settings)
         self._handler = handler
+        self._translate = translate
         self._tasks = tasks
         self._opened = opened
         self._closed = closed
@@ -79,11 +83,15 @@ class _ServerConnection(ChannelConnection):
         super().connection_made(transport)
         self._opened(self)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # After the tasks of new calls: replies for which none waits leave in the same loop iteration.
+        self.flush_soon()
+
     def connection_closed(self, reason: ChannelClosed) -> None:
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            if call.task is not None:
-                call.task.cancel()
+            call.task.cancel()
         self._closed(self, reason)
 
     def frame_received(self, kind: int, call: int, body: memoryview) -> None:
@@ -94,7 +102,7 @@ class _ServerConnection(ChannelConnection):
                 self._calls[call].grant(unpack_credit(body))
         elif kind == ChannelFrameKind.CANCEL:
             cancelled = self._calls.pop(call, None)
-            if cancelled is not None and cancelled.task is not None:
+            if cancelled is not None:
                 cancelled.task.cancel()
         else:
             raise ChannelError(f"a client sent {ChannelFrameKind(kind).name}")
@@ -112,12 +120,11 @@ class _ServerConnection(ChannelConnection):
             return
         call = self._calls[id_] = _ServerCall()
         call.task = self._loop.create_task(self._serve(id_, call, request))
-        self._tasks.add(call.task)
-        call.task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, id_: int, call: _ServerCall, request: Request) -> None:
         replies: AsyncIterator[Reply] | None = None
-        caller.set(self.peer)
+        self._tasks.add(call.task)
+        caller.set(self._peer)
         try:
             replies = self._handler(request)
             await self._pass_on(id_, call, replies)
@@ -129,15 +136,18 @@ class _ServerConnection(ChannelConnection):
             raise
         except ChannelClosed as error:
             if self.reason is None:  # of another channel, which the handler used
-                self.write(pack_failure(id_, *_describe(error, request)))
+                self.write(pack_failure(id_, *_describe(self._translate(error), request)))
         except Exception as error:  # any: reported to the caller
-            self.write(pack_failure(id_, *_describe(error, request)))
+            self.write(pack_failure(id_, *_describe(self._translate(error), request)))
         finally:
             # After a CANCEL the id may belong to another call by now.
             if self._calls.get(id_) is call:
                 del self._calls[id_]
-            if isinstance(replies, AsyncGenerator):
-                await replies.aclose()
+            try:
+                if isinstance(replies, AsyncGenerator):
+                    await replies.aclose()
+            finally:
+                self._tasks.discard(call.task)
 
     async def _pass_on(self, id_: int, call: _ServerCall, replies: AsyncIterator[Reply]) -> None:
         """Send each reply at once; one after which the handler ends without a wait goes out with the end."""
@@ -177,7 +187,8 @@ class ChannelServer:
 
     `handler(request)` yields the replies. An exception with a `code` attribute (a string) ends the call with
     that code and its text, any other with `internal`; both sides of a cancelled call end at once, and the
-    handler sees CancelledError. `on_peer_closed` is called for each lost connection.
+    handler sees CancelledError. `translate` returns the exception that an exception is reported as.
+    `on_peer_closed` is called for each lost connection.
     """
 
     def __init__(
@@ -188,6 +199,7 @@ class ChannelServer:
         *,
         tls: ssl.SSLContext | None = None,
         settings: ChannelSettings | None = None,
+        translate: TranslateError = lambda error: error,
         on_peer_closed: Callable[[str, ChannelClosed], None] | None = None,
     ) -> None:
         self._listen_url = listen
@@ -195,10 +207,11 @@ class ChannelServer:
         self._handler = handler
         self._tls = tls
         self._settings = settings or ChannelSettings()
+        self._translate = translate
         self._on_peer_closed = on_peer_closed
         self._listener: ConnectionListener | None = None
         self._connections: set[_ServerConnection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # those that have begun
 
     def __repr__(self) -> str:
         where = self._listener.endpoint.url if self._listener else "not listening"
@@ -248,7 +261,12 @@ class ChannelServer:
 
     def _make_connection(self) -> _ServerConnection:
         return _ServerConnection(
-            self._handler, self._settings, self._tasks, self._connections.add, self._forget
+            self._handler,
+            self._translate,
+            self._settings,
+            self._tasks,
+            self._connections.add,
+            self._forget,
         )
 
     def _forget(self, connection: _ServerConnection, reason: ChannelClosed) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from invoker.instances.calls import MAX_AGE_S, Calls
+from invoker.instances.calls import MAX_AGE_S, Calls, NodeCall
 from invoker.metering.accounts import LedgerRecord, MeterAccount
 from invoker.metering.meter import MAX_UNSENT, GpuMeter
 from registry.clock import FakeClock
@@ -25,8 +26,16 @@ class Node:
         self.account: MeterAccount = self.meter.open_account("i1", "f", 1, InstanceState.READY)
 
     def run(self, call_id: str, seconds: float) -> None:
-        with self.calls.open(self.account, call_id) as call, self.calls.occupying(call):
+        with self.calls.open(self.account, call_id) as call, self.occupying(call):
             self.clock.advance(seconds)
+
+    @contextmanager
+    def occupying(self, call: NodeCall) -> Iterator[None]:
+        self.calls.occupy(call)
+        try:
+            yield
+        finally:
+            self.calls.vacate(call)
 
     def due(self) -> list[LedgerRecord]:
         return list(paid(self.meter))
@@ -97,7 +106,7 @@ async def test_what_a_call_uses_after_its_last_figure_is_lost() -> None:
     node = Node(end_s=0.01)
     held = ExitStack()
     with node.calls.open(node.account, "r1/0") as call:
-        held.enter_context(node.calls.occupying(call))
+        held.enter_context(node.occupying(call))
         node.clock.advance(1.0)
     node.clock.advance(2.0)  # nobody waits for it, but it cannot be stopped
     assert await node.calls.end(["r1/0"]) == {"r1/0": 3_000_000}
@@ -115,7 +124,7 @@ async def test_what_a_stage_runs_for_a_call_that_was_asked_for_before_is_lost() 
     assert await node.calls.end(["r1"]) == {}  # its first step is on its way here
     for call_id in ("r1", "r2"):
         call = node.calls.join(node.account, call_id)
-        with node.calls.occupying(call):
+        with node.occupying(call):
             node.clock.advance(1.0)
         call.release()
     assert node.lost() == {"r1": 1_000_000}
@@ -131,7 +140,7 @@ async def test_a_node_that_leaves_waits_for_calls_that_are_about_to_end_and_lose
 
     async def answer(call_id: str, until: asyncio.Event) -> None:
         with node.calls.open(node.account, call_id) as call:
-            with node.calls.occupying(call):
+            with node.occupying(call):
                 node.clock.advance(1.0)
             await until.wait()
 
