@@ -132,7 +132,7 @@ class LineReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = ByteStream(send, self.media_type, self.services.settings.streams.write_timeout_s)
         try:
-            with CancelOnDisconnect(receive) as guard:
+            with CancelOnDisconnect(scope) as guard:
                 async with aclosing(self.lines) as lines:
                     async for line in lines:
                         if not stream.started:

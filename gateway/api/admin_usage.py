@@ -133,7 +133,7 @@ class UsageRoutes:
         return visible[-1]
 
     def _read_slot(self, request: Request) -> AbstractAsyncContextManager[None]:
-        return self._reads.slot(request_context(request.scope).caller.tenant, request.receive)
+        return self._reads.slot(request_context(request.scope).caller.tenant, request.scope)
 
     def _live(self) -> dict[str, str]:
         return {one.instance_id: one.node for one in self._services.cluster.view().instances}

@@ -83,7 +83,7 @@ class _EmbeddingReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         vectors: dict[int, Vector] = {}
-        with CancelOnDisconnect(receive) as guard:
+        with CancelOnDisconnect(scope) as guard:
             async with BilledRequest(self._services, self._context, self._version) as job:
 
                 async def batch(start: int) -> None:

@@ -155,7 +155,7 @@ class EncoderReply:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with CancelOnDisconnect(receive) as guard:
+        with CancelOnDisconnect(scope) as guard:
             async with BilledRequest(self._services, self._context, self._version) as job:
                 work = Compute(
                     request_id=job.next_call_id(),

@@ -83,8 +83,8 @@ async def _chunks(receive: Receive, idle_s: float) -> AsyncIterator[bytes]:
             return
 
 
-def _progress(offset: int, *, complete: bool) -> tuple[tuple[str, str], ...]:
-    return (("upload-offset", str(offset)), ("upload-complete", "?1" if complete else "?0"))
+def _progress(offset: int, *, complete: bool) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"upload-offset", b"%d" % offset), (b"upload-complete", b"?1" if complete else b"?0"))
 
 
 def _digest(request: Request) -> str:

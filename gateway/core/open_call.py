@@ -60,6 +60,10 @@ class OpenCall(ABC):
     def _enter(self) -> None:
         """Admit the call. Raises DispatchError."""
 
+    def _next_now(self) -> Event | None:
+        """Return the next event if that needs no wait; None to have `_next` called."""
+        return None
+
     @abstractmethod
     async def _next(self) -> Event:
         """Return the next event. Raises DispatchError, and StopAsyncIteration after the last."""
@@ -91,22 +95,24 @@ class OpenCall(ABC):
         As asyncio.timeout does, the timer cancels the task and its cancellation is taken back here. There is
         one timer for all waits of the call, since most events arrive long before their deadline.
         """
-        task = self._waiting = self._reader
-        assert task is not None, "not entered"
-        self._waiting_since_s = self._loop.time()
-        if self._timer is None:
-            self._set_timer(self._waiting_since_s)
-        try:
-            event = await self._next()
-        except asyncio.CancelledError:
-            if self._expired and task.cancelling() == self._cancelling + 1:
-                raise self._timed_out() from None
-            raise
-        finally:
-            self._waiting = None
-            if self._expired:
-                self._expired = False
-                task.uncancel()
+        event = self._next_now()
+        if event is None:
+            task = self._waiting = self._reader
+            assert task is not None, "not entered"
+            self._waiting_since_s = self._loop.time()
+            if self._timer is None:
+                self._set_timer(self._waiting_since_s)
+            try:
+                event = await self._next()
+            except asyncio.CancelledError:
+                if self._expired and task.cancelling() == self._cancelling + 1:
+                    raise self._timed_out() from None
+                raise
+            finally:
+                self._waiting = None
+                if self._expired:
+                    self._expired = False
+                    task.uncancel()
         match event:
             case Tokens(ids=ids):
                 self._note_output()

@@ -143,6 +143,13 @@ class RequestExecution(OpenCall):
             self._router.leave(self._queued)
             await self._collect_unreported()
 
+    def _next_now(self) -> Event | None:
+        instance = self._queued.instance
+        if self._state is not _State.QUEUED or instance is None or self.outputs:
+            return None
+        self._state = _State.ASSIGNED
+        return self._assigned(instance)
+
     async def _next(self) -> Event:
         while self._state is not _State.OVER:
             if self._state is _State.QUEUED and (news := await self._placed()) is not None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.types import Receive
+from starlette.types import Scope
 
 from gateway.core.errors import Unavailable
 from gateway.http.disconnect import CancelOnDisconnect
@@ -25,12 +25,12 @@ class BoundedReads:
         return f"<Readings reading={self._reading.locked()} waiting={dict(self._waiting)}>"
 
     @asynccontextmanager
-    async def slot(self, tenant: str, receive: Receive) -> AsyncIterator[None]:
+    async def slot(self, tenant: str, scope: Scope) -> AsyncIterator[None]:
         """Hold the lock; the body is cancelled when the client leaves.
 
         Raises ClientGone, and Unavailable where too many reads of the tenant are queued.
         """
-        with CancelOnDisconnect(receive):
+        with CancelOnDisconnect(scope):
             await self._wait(tenant)
             try:
                 yield

@@ -5,30 +5,59 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from starlette.types import Receive
+from starlette.types import Scope
 
 from gateway.http.limits import ClientGone
 
-_WATCH_DELAY_S = 0.05
+CONNECTION_END = "hypercast.connection_end"  # in the ASGI scope
 
 Tick = Callable[[], Awaitable[float]]
+
+
+class ConnectionEnd:
+    """The end of a client's connection: its callbacks run when the connection is lost."""
+
+    __slots__ = ("_callbacks", "_lost")
+
+    def __init__(self) -> None:
+        self._callbacks: set[Callable[[], None]] = set()
+        self._lost = False
+
+    def __repr__(self) -> str:
+        return f"<ConnectionEnd {'lost' if self._lost else 'open'} callbacks={len(self._callbacks)}>"
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the connection is lost, at once if it is."""
+        if self._lost:
+            callback()
+        else:
+            self._callbacks.add(callback)
+
+    def unsubscribe(self, callback: Callable[[], None]) -> None:
+        """Do not call `callback`."""
+        self._callbacks.discard(callback)
+
+    def set_lost(self) -> None:
+        """Run the callbacks, once."""
+        self._lost = True
+        while self._callbacks:
+            self._callbacks.pop()()
 
 
 class CancelOnDisconnect:
     """A context whose body is cancelled when the client disconnects; it raises ClientGone then.
 
-    Like asyncio.timeout it cancels the current task and takes its own cancellation back. The request's body
-    must have been read. `tick`, where given, is called after `tick_in_s` and returns the seconds until its
-    next call; if it raises, the body is cancelled and the error raised here.
+    Like asyncio.timeout it cancels the current task and takes its own cancellation back. `tick`, where given,
+    is called after `tick_in_s` and returns the seconds until its next call; if it raises, the body is
+    cancelled and the error raised here.
     """
 
-    def __init__(self, receive: Receive, *, tick: Tick | None = None, tick_in_s: float = 0.0) -> None:
-        self._receive = receive
+    def __init__(self, scope: Scope, *, tick: Tick | None = None, tick_in_s: float = 0.0) -> None:
+        self._end: ConnectionEnd = scope[CONNECTION_END]
         self._tick = tick
         self._tick_in_s = tick_in_s
         self._task: asyncio.Task[object] | None = None
-        self._delay: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._ticker: asyncio.Task[None] | None = None
         self._cancelling = 0
         self._fault: Exception | None = None
         self._disarmed = False
@@ -41,54 +70,39 @@ class CancelOnDisconnect:
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        # Most whole responses end before a client could leave, so the watcher starts late. A stream is
-        # watched from its start, since each event that is not received is billed.
-        delay_s = _WATCH_DELAY_S if self._tick is None else 0.0
-        self._delay = self._task.get_loop().call_later(delay_s, self._start_watcher)
+        self._end.subscribe(self._on_lost)
+        if self._tick is not None:
+            self._ticker = asyncio.create_task(self._run_ticks(self._tick), name="stream keepalive")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._task is not None and self._delay is not None
-        self._delay.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        self._end.unsubscribe(self._on_lost)
+        if self._ticker is not None:
+            self._ticker.cancel()
         if self._fault is None:
             return
+        assert self._task is not None
         ours = self._task.uncancel() <= self._cancelling
         if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise self._fault from error
 
-    def _start_watcher(self) -> None:
-        self._watcher = asyncio.create_task(self._watch(), name="watch client")
+    def _on_lost(self) -> None:
+        self._cancel(ClientGone())
 
-    async def _watch(self) -> None:
+    async def _run_ticks(self, tick: Tick) -> None:
+        delay_s = self._tick_in_s
         try:
-            await self._until_disconnect()
+            while True:
+                await asyncio.sleep(delay_s)
+                delay_s = await tick()
         except Exception as error:
-            self._fault = error  # of a tick, raised to the body
-        else:
-            self._fault = ClientGone()
-        if self._disarmed:
-            self._fault = None
-            return
-        assert self._task is not None
-        self._task.cancel()
+            self._cancel(error)
 
-    async def _until_disconnect(self) -> None:
-        loop = asyncio.get_running_loop()
-        when = loop.time() + self._tick_in_s if self._tick is not None else None
-        while True:
-            try:
-                if when is None:
-                    message = await self._receive()
-                else:
-                    async with asyncio.timeout_at(when):
-                        message = await self._receive()
-            except TimeoutError:
-                assert self._tick is not None
-                when = loop.time() + await self._tick()
-                continue
-            if message["type"] == "http.disconnect":
-                return
+    def _cancel(self, fault: Exception) -> None:
+        """Cancel the body, once, unless only the last message is missing."""
+        if not self._disarmed and self._fault is None:
+            assert self._task is not None
+            self._fault = fault
+            self._task.cancel()

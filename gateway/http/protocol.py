@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from gateway.core.errors import ApiError
 from gateway.core.ids import new_request_id
+from gateway.http.disconnect import CONNECTION_END, ConnectionEnd
 from rdmacast.aio.eager import COMPLETED, Ready
 
 MAX_HEAD_BYTES = 64 << 10
@@ -113,6 +114,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._without_progress = 0
         self._refused = False
         self._in_head = False
+        self._end = ConnectionEnd()
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -121,7 +125,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         super().connection_lost(exc)
+        self._end.set_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -199,6 +206,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.more_body = False
             cycle.message_event.set()
 
+    def on_response_complete(self) -> None:
+        """Continue after a response; one timer closes an idle connection, whatever its requests were."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since_s = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._on_idle_timer)
+
+    def _on_idle_timer(self) -> None:
+        self._idle_timer = None
+        is_idle = self.cycle.response_complete and not self._in_head
+        idle_s = self.loop.time() - self._idle_since_s if is_idle else 0.0
+        if idle_s < self.timeout_keep_alive:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive - idle_s, self._on_idle_timer)
+        else:
+            self.transport.close()
+
     def _scope(self, version: str) -> Scope:
         url = self.url
         if url.startswith(b"/") and b"?" not in url and b"#" not in url:
@@ -221,6 +250,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             "query_string": query,
             "headers": self.headers,
             "state": {},
+            CONNECTION_END: self._end,
         }
 
     def send_400_response(self, msg: str) -> None:

@@ -6,28 +6,29 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+Headers = Iterable[tuple[bytes, bytes]]
+
 
 class JsonReply(Response):
     """A response of encoded JSON, without the work of a general Starlette response."""
 
-    def __init__(self, body: bytes, status: int, headers: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, body: bytes, status: int, headers: Headers) -> None:
         self.body = body
         self.status_code = status
         self._given = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._given]
-        headers.append((b"content-length", b"%d" % len(self.body)))
-        headers.append((b"content-type", b"application/json"))
+        length = (b"content-length", b"%d" % len(self.body))
+        headers = [*self._given, length, (b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 
 
-def raw_json(body: bytes, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
+def raw_json(body: bytes, *, status: int = 200, headers: Headers = ()) -> JsonReply:
     """Return encoded JSON as a response."""
     return JsonReply(body, status, headers)
 
 
-def json_response(value: object, *, status: int = 200, headers: Iterable[tuple[str, str]] = ()) -> JsonReply:
+def json_response(value: object, *, status: int = 200, headers: Headers = ()) -> JsonReply:
     """Return a struct or record as a JSON response."""
     return raw_json(msgspec.json.encode(value), status=status, headers=headers)

@@ -1,17 +1,16 @@
 """Server-sent events: the head, comments, events and end of a stream, in order."""
 
 import asyncio
-from collections.abc import Iterable
 
 from starlette.types import Send
 
 from gateway.http.limits import ClientGone
+from gateway.http.responses import Headers
 from rdmacast.aio.eager import StartedCoroutine, start_eagerly
 from rdmacast.aio.time_limit import TimeLimit
 
 _BODY = "http.response.body"
 DONE = b"data: [DONE]\n\n"
-Headers = Iterable[tuple[str, str]]
 
 
 def encode_event(data: bytes) -> bytes:
@@ -50,8 +49,8 @@ class ByteStream:
         """Send the head, once."""
         assert not self.started
         self.started = True
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-        raw += [
+        raw = [
+            *headers,
             (b"content-type", self._media_type.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),

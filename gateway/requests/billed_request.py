@@ -98,13 +98,13 @@ class BilledRequest:
         """Write the request's record as good. Raises BillingFailed."""
         await self._bill(RequestStatus.OK)
 
-    def headers(self, *, final: bool) -> list[tuple[str, str]]:
+    def headers(self, *, final: bool) -> list[tuple[bytes, bytes]]:
         """Return x-function-version and, as far as known, x-start-kind and Server-Timing."""
-        version = ("x-function-version", str(self.version.version))
+        version = (b"x-function-version", b"%d" % self.version.version)
         if self.assigned is None:
             return [version]
-        timing = ("server-timing", self.timing(final=final))
-        return [version, ("x-start-kind", self.assigned.start_kind), timing]
+        kind = (b"x-start-kind", self.assigned.start_kind.encode())
+        return [version, kind, (b"server-timing", self.timing(final=final).encode())]
 
     def timing(self, *, final: bool) -> str:
         """Return the Server-Timing value: queue, load, the start's phases, and with `final` exec."""

@@ -55,7 +55,7 @@ class WholeReply:
         plan = self._plan
         outcomes = [ChoiceResult() for _ in plan.choices]
         listener = ChoiceCallbacks(stage=_ignore, assigned=_ignore, delta=_Collector(outcomes).add)
-        with CancelOnDisconnect(receive) as guard:
+        with CancelOnDisconnect(scope) as guard:
             async with BilledRequest(self._services, plan.context, plan.version) as job:
                 await run_all(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
                 usage = usage_json(prompt_tokens(job.runs), completion_tokens(job.runs))
@@ -78,7 +78,7 @@ class StreamReply:
         job = BilledRequest(self._services, plan.context, plan.version)
         reporter = StageReporter(stream, job, settings)
         try:
-            with CancelOnDisconnect(receive, tick=reporter.tick, tick_in_s=settings.head_wait_s) as guard:
+            with CancelOnDisconnect(scope, tick=reporter.tick, tick_in_s=settings.head_wait_s) as guard:
                 async with job:
                     writer = _ChoiceWriter(stream, plan, job)
                     listener = ChoiceCallbacks(

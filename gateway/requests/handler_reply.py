@@ -44,7 +44,7 @@ class HandlerReply:
         reporter = StageReporter(stream, job, settings) if self._events_wanted else None
         tick = None if reporter is None else reporter.tick
         try:
-            with CancelOnDisconnect(receive, tick=tick, tick_in_s=settings.head_wait_s) as guard:
+            with CancelOnDisconnect(scope, tick=tick, tick_in_s=settings.head_wait_s) as guard:
                 async with job:
                     answer = await self._run(job, stream, reporter)
                     if answer is None and not stream.started:
