@@ -148,7 +148,7 @@ class Node:
         )
 
     def handle(self, request: Request) -> AsyncGenerator[Reply, None]:
-        """Return the replies to one request; an exception is reported as `remote_error` makes of it."""
+        """Return the replies to one request; `remote_error` returns what an exception is reported as."""
         dependencies, instances = self._dependencies, self._dependencies.instances
         clock, calls = dependencies.clock, dependencies.calls
         match request:

@@ -63,7 +63,7 @@ class Instance:
         self.account = account
         self._life = life
         self._changed = changed
-        self._next_change: asyncio.Future[None] | None = None  # while one waits for it
+        self._next_change: asyncio.Future[None] | None = None  # None while nothing waits for it
         self._work = 0
         self.task: asyncio.Task[None] | None = None
         self.device_image: DeviceImage | None = None

@@ -84,10 +84,10 @@ class ChannelConnection(asyncio.Protocol):
                 self._flush()
 
     def flush_soon(self) -> None:
-        """Send what is written by then after the callbacks that are scheduled already."""
+        """Send written frames, and those of callbacks that are scheduled already, after these callbacks."""
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush_now_due)
+            self._loop.call_soon(self._run_flush)
 
     @property
     def is_congested(self) -> bool:
@@ -165,7 +165,7 @@ class ChannelConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def _flush_now_due(self) -> None:
+    def _run_flush(self) -> None:
         self._flush_due = False
         self._flush()
 

@@ -85,7 +85,7 @@ class _ServerConnection(ChannelConnection):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # After the tasks of new calls: replies for which none waits leave in the same loop iteration.
+        # Runs after the tasks of new calls, so that replies made without a wait leave in the same iteration.
         self.flush_soon()
 
     def connection_closed(self, reason: ChannelClosed) -> None:
