@@ -81,10 +81,6 @@ async def _with_kv(
             yield output
 
 
-def _nowhere(_: str) -> None:
-    return None
-
-
 async def _generate(
     run: GenerateTokens,
     working: AbstractContextManager[None],
@@ -92,7 +88,7 @@ async def _generate(
     request: Generate,
     clock: Clock,
     calls: Calls,
-    locate_kv: LocateKv = _nowhere,
+    locate_kv: LocateKv = lambda _: None,
 ) -> AsyncGenerator[Reply, None]:
     sequence = NewSequence(
         request_id=request.request_id,
@@ -127,9 +123,8 @@ async def compute(
             request.kind, request.token_ids, pixels, request.pooling, request.normalize, call
         )
     took_s = clock.monotonic_s() - started_s
-    counts = tuple(len(ids) for ids in request.token_ids)
-    yield Arrays(arrays={name: encode_array(array) for name, array in arrays.items()}, token_counts=counts)
-    yield _usage(call, took_s, prompt=sum(counts))
+    yield Arrays(arrays={name: encode_array(array) for name, array in arrays.items()})
+    yield _usage(call, took_s, prompt=sum(map(len, request.token_ids)))
 
 
 async def invoke_handler(
@@ -163,20 +158,16 @@ async def invoke_handler(
             if isinstance(outputs, AsyncGenerator):
                 await outputs.aclose()
     total_us = round((clock.monotonic_s() - started_s) * 1e6)
-    yield RequestUsage(
-        prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, queue_us=0, exec_us=total_us
-    )
+    yield RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, exec_us=total_us)
 
 
 def _usage(call: NodeCall, took_s: float, *, prompt: int, completion: int = 0) -> RequestUsage:
     """Return the usage; time not spent in the queue counts as execution."""
-    queue_us = call.queued_us
     return RequestUsage(
         prompt_tokens=prompt,
         completion_tokens=completion,
         gpu_us=call.used_us,
-        queue_us=queue_us,
-        exec_us=max(0, round(took_s * 1e6) - queue_us),
+        exec_us=max(0, round(took_s * 1e6) - call.queued_us),
     )
 
 

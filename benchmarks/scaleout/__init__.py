@@ -7,6 +7,7 @@
 - `modes`: the compared ways to scale out
 - `plot`: the plot
 - `predicted`: throughput that the devices' profile predicts
+- `profiles`: the profiles of emulated nodes by name
 - `records`: records from the tokens of a burst
 - `scenarios`: scenarios from the command line
 - `watch`: what serves during a burst

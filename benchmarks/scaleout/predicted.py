@@ -12,6 +12,7 @@ from itertools import count, pairwise
 from typing import Any
 
 from benchmarks.scaleout.client import Burst
+from benchmarks.scaleout.profiles import kv_tokens
 from benchmarks.scaleout.records import TokenArrival
 from benchmarks.scaleout.watch import ServingReplica, ServingSet
 from invoker.emulated.engine import limits_of, step_s
@@ -44,7 +45,7 @@ class _SimulatedReplica:
         stages = len(self.ranges)
         shape = PipelineShape(
             stages=stages,
-            pages=profile.kv_tokens // PAGE_TOKENS,
+            pages=kv_tokens(profile) // PAGE_TOKENS,
             context=profile.model.context,
             vocabulary=profile.model.vocabulary,
             steps=stages + 1 if stages > 1 else 1,

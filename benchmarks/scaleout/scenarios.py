@@ -11,8 +11,9 @@ from benchmarks.harness.random_llama import write_random_llama
 from benchmarks.harness.records import chosen
 from benchmarks.scaleout.client import Burst
 from benchmarks.scaleout.cluster import FUNCTION, BurstScenario
+from benchmarks.scaleout.profiles import PROFILES, find_profile, network_bytes_per_s
 from cli.upload.bundle import Bundle, bundle_model
-from invoker.emulated.profiles import PROFILES, UnknownProfile, find_profile
+from invoker.emulated.profiles import UnknownProfile
 from registry.config.emulation import EmulatedDevice, EmulatedModel
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
@@ -90,7 +91,7 @@ def has_targets(nodes: int, sources: int, holders: str) -> bool:
 
 def link_bytes_s(args: argparse.Namespace) -> float:
     """Return a link's rate in model time."""
-    return float(args.rate) if args.real else float(args.profile.network_bytes_per_s)
+    return float(args.rate) if args.real else network_bytes_per_s(args.profile)
 
 
 def transfer_s(args: argparse.Namespace, bundle: Bundle) -> float:

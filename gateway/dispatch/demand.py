@@ -51,7 +51,6 @@ class DemandPublisher:
         """Return the load of each queue now."""
         return tuple(
             VersionLoad(
-                gateway=self._gateway_id,
                 function=queue.key.function,
                 version=queue.key.version,
                 in_flight=queue.in_flight,

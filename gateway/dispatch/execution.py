@@ -391,7 +391,6 @@ class RequestExecution(OpenCall):
             prompt_tokens=prompt,
             completion_tokens=len(self._token_ids),
             gpu_us=self._gpu_us,
-            queue_us=0,
             exec_us=self._exec_us,
         )
 

@@ -40,7 +40,6 @@ async def repeat_prompt(call: FunctionCall) -> AsyncIterator[Event]:
         prompt_tokens=len(work.prompt_ids),
         completion_tokens=count,
         gpu_us=100 * count,
-        queue_us=0,
         exec_us=200 * count,
     )
 

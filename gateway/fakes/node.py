@@ -325,9 +325,7 @@ class FakeNode:
                 await send(HandlerChunk(data=body))
         used_us = self.used_us.get(work.request_id, 0)
         await send(
-            RequestUsage(
-                prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, queue_us=0, exec_us=used_us
-            )
+            RequestUsage(prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, exec_us=used_us)
         )
 
     async def _die_in_time(self) -> None:

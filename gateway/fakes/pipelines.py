@@ -157,7 +157,6 @@ class FakePipelines:
                 prompt_tokens=len(work.prompt_ids),
                 completion_tokens=made - len(work.generated_ids),
                 gpu_us=last_us,
-                queue_us=0,
                 exec_us=last_us,
             )
         )

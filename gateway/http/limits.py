@@ -169,10 +169,7 @@ async def decode_large(
 
 async def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
     """Raise ApiError unless the body is JSON within bounds; builds no objects."""
-    if len(body) <= _INLINE_BYTES:
-        decode(body, _ANY, limits, bounds)
-    else:
-        await asyncio.to_thread(decode, body, _ANY, limits, bounds)
+    await decode_large(body, _ANY, limits, bounds)
     if not body.isascii():
         try:
             await asyncio.to_thread(body.decode)

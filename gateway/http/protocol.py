@@ -44,9 +44,8 @@ class _WholeResponseCycle(RequestResponseCycle):
 
     def receive(self) -> Awaitable[Any]:  # type: ignore[override]
         """Return the next message; a body that has arrived is not waited for."""
-        if self.more_body or self.body_taken or self.waiting_for_100_continue:
-            return super().receive()
-        if self.disconnected or self.response_complete:
+        ended = self.disconnected or self.response_complete
+        if self.more_body or self.body_taken or self.waiting_for_100_continue or ended:
             return super().receive()
         self.body_taken = True
         self.flow.resume_reading()

@@ -11,13 +11,13 @@ Sizes are those of the published configurations in 16 bits; link rates are those
 FaaScale and lambdaScale were measured: 400 Gb/s between nodes, 64 GB/s from host memory, 5 GB/s from disk.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from registry.config.emulation import EmulatedDevice, EmulatedModel
 from registry.errors import InvalidRecord
 from registry.images.manifest import ALIGNMENT, LayerSpan
 
-_BYTES = 2  # of a number in 16 bits
+BYTES = 2  # of a number in 16 bits
 
 
 class UnknownProfile(InvalidRecord):
@@ -74,7 +74,7 @@ class DecoderShape:
     @property
     def kv_layer_bytes(self) -> int:
         """The bytes of one token's K and V in one layer."""
-        return 2 * self.hidden // self.heads * self.kv_heads * _BYTES
+        return 2 * self.hidden // self.heads * self.kv_heads * BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +118,13 @@ class Profile:
         model, gpu, tokens = self.model, self.gpu, batch.tokens
         seen = _seen(batch)
         flops = 2 * model.layer_weights * tokens + 4 * model.hidden * seen
-        read = model.layer_weights * _BYTES + (batch.context + tokens) * model.kv_layer_bytes
+        read = model.layer_weights * BYTES + (batch.context + tokens) * model.kv_layer_bytes
         return self._on_all(flops, read) + gpu.kernels_s + 2 * self._exchange_s(tokens)
 
     def head_s(self, sequences: int) -> float:
         """Return the seconds of the norm and the head, for the last token of each sequence."""
         weights = self.model.embedding_weights
-        return self._on_all(2 * weights * sequences, weights * _BYTES) + self.gpu.kernels_s
+        return self._on_all(2 * weights * sequences, weights * BYTES) + self.gpu.kernels_s
 
     def stage_s(self, first: int, last: int, batch: StepLoad, sampled: int | None = None) -> float:
         """Return the seconds of the layers `[first, last)`; the last layer's stage runs the head too.
@@ -142,7 +142,7 @@ class Profile:
 
     def hidden_bytes(self, tokens: int) -> int:
         """Return the bytes that one stage sends to the next for `tokens` tokens."""
-        return self._scaled(tokens * self.model.hidden * _BYTES)
+        return self._scaled(tokens * self.model.hidden * BYTES)
 
     @property
     def kv_layer_bytes(self) -> int:
@@ -154,17 +154,7 @@ class Profile:
         """About the number of prompt tokens that a decode step computes while it reads the weights."""
         gpu = self.gpu
         computed_a_byte = gpu.flops_per_s * gpu.compute / (gpu.memory_bytes_per_s * gpu.memory)
-        return max(1, int(computed_a_byte * _BYTES / 2))
-
-    @property
-    def kv_tokens(self) -> int:
-        """The number of tokens with K and V that fit beside the weights, with a tenth of the memory free."""
-        free = 0.9 * self.gpus * self.gpu.memory_bytes - self.model.weights * _BYTES
-        return int(free / (self.model.layers * self.model.kv_layer_bytes))
-
-    @property
-    def network_bytes_per_s(self) -> float:
-        return self.links.network / self.scale
+        return max(1, int(computed_a_byte * BYTES / 2))
 
     @property
     def spans(self) -> tuple[LayerSpan, ...]:
@@ -174,7 +164,7 @@ class Profile:
         kinds = [("embed", 0), *(("layer", index) for index in range(self.model.layers)), ("head", 0)]
         spans, start = [], 0
         for (kind, index), weights in zip(kinds, sizes, strict=True):
-            end = start + self._aligned(weights * _BYTES)
+            end = start + self._aligned(weights * BYTES)
             spans.append(LayerSpan(kind=kind, index=index, tower="", start=start, end=end))
             start = end
         return tuple(spans)
@@ -199,7 +189,7 @@ class Profile:
         """Return the seconds of a ring all-reduce of one output: each GPU sends nearly twice its size."""
         if self.gpus == 1:
             return 0.0
-        nbytes = 2 * (self.gpus - 1) / self.gpus * tokens * self.model.hidden * _BYTES
+        nbytes = 2 * (self.gpus - 1) / self.gpus * tokens * self.model.hidden * BYTES
         return nbytes / self.gpu.peer_bytes_per_s + self.gpu.exchange_s
 
 
@@ -250,24 +240,6 @@ DEVICES = {
     "h800": (H800, LinkRates()),
     "h800-disk": (H800, LinkRates(host=LinkRates().disk)),
 }
-# The 70B model needs 138 GB: the papers ran it on nodes of four GPUs, whose one port serves all of them.
-PROFILES = {
-    "h800-llama2-7b": Profile(model=LLAMA_2_7B, gpu=H800, gpus=1, links=LinkRates()),
-    "h800-llama2-13b": Profile(model=LLAMA_2_13B, gpu=H800, gpus=1, links=LinkRates()),
-    "h800-llama2-70b": Profile(model=LLAMA_2_70B, gpu=H800, gpus=4, links=LinkRates()),
-}
-
-
-def find_profile(name: str) -> Profile:
-    """Return the profile `NAME` or `NAME/SCALE`, as in `h800-llama2-13b/1000`. Raises UnknownProfile."""
-    base, slash, scale = name.partition("/")
-    known = PROFILES.get(base)
-    divisor = int(scale) if scale.isascii() and scale.isdigit() else 0
-    if known is None or (slash and divisor < 1):
-        raise UnknownProfile(
-            f"{name!r} is no profile: use {', '.join(PROFILES)}, with /SCALE for smaller transfers"
-        )
-    return replace(known, scale=divisor or 1)
 
 
 def find_model(model: EmulatedModel) -> DecoderShape:

@@ -304,13 +304,12 @@ class RequestUsage(Message, frozen=True, kw_only=True):
     """The usage of a request.
 
     `gpu_us`: its share of accelerator time, in microseconds; requests in one step share the step's time by
-    their tokens. `queue_us`: time queued inside the node.
+    their tokens. `exec_us`: from its first step to its end.
     """
 
     prompt_tokens: int
     completion_tokens: int
     gpu_us: int
-    queue_us: int
     exec_us: int
 
 
@@ -318,7 +317,6 @@ class Arrays(Message, frozen=True, kw_only=True):
     """The named output arrays of a Compute."""
 
     arrays: dict[str, Array]
-    token_counts: tuple[int, ...] = ()
 
 
 class HandlerChunk(Message, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from registry.records.node import NodeRecord
 class VersionLoad:
     """The load of one function version at one gateway: requests in flight on instances, and queued ones."""
 
-    gateway: str
     function: str
     version: int
     in_flight: int

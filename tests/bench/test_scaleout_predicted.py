@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from benchmarks.scaleout.client import Burst
 from benchmarks.scaleout.predicted import predicted, stairs
+from benchmarks.scaleout.profiles import find_profile
 from benchmarks.scaleout.records import TokenArrival
 from benchmarks.scaleout.watch import ServingReplica, ServingSet
-from invoker.emulated.profiles import StepLoad, find_profile
+from invoker.emulated.profiles import StepLoad
 
 PROFILE = find_profile("h800-llama2-13b/1000")
 BURST = Burst(

@@ -88,7 +88,7 @@ async def test_snapshot_holds_everything_and_its_cursor_is_where_the_feed_goes_o
     version = await state.create_version(draft(), None)
     await state.put_node(node(), 60)
     await state.put_instance(instance(), 1)
-    demand = VersionLoad(gateway="g", function="tiny", version=1, in_flight=2, held=1)
+    demand = VersionLoad(function="tiny", version=1, in_flight=2, held=1)
     await state.put_load_report("g", [demand], 60)
     snapshot = await state.snapshot()
     assert snapshot.versions == (version,)

@@ -106,7 +106,7 @@ async def test_demand_of_a_silent_gateway_vanishes(lapsing_state: tuple[State, L
 
 
 async def test_demand_replaces_what_the_gateway_said_before(state: State):
-    one = VersionLoad(gateway="g", function="tiny", version=1, in_flight=1, held=0)
+    one = VersionLoad(function="tiny", version=1, in_flight=1, held=0)
     cursor = (await state.snapshot()).cursor
     await state.put_load_report("g", [one], 60)
     await state.put_load_report("g", [], 60)

@@ -30,7 +30,7 @@ from tests.fixtures.gateway_http import byte_tokenizer, gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTHING = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(), load_reports=())
-USAGE = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=1000, queue_us=0, exec_us=1000)
+USAGE = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=1000, exec_us=1000)
 
 
 async def test_keys_roles_and_tenants() -> None:

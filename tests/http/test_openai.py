@@ -36,7 +36,6 @@ def say(*texts: str, finish: str = "stop", logprob: float | None = None) -> obje
             prompt_tokens=len(work.prompt_ids),
             completion_tokens=sent,
             gpu_us=1500 * len(texts),
-            queue_us=0,
             exec_us=5000,
         )
 
@@ -141,7 +140,7 @@ async def test_the_first_token_of_a_stream_is_told_though_it_is_a_part_of_a_char
         yield Tokens(ids=(first,), finish_reason="", gpu_us=1, logprobs=())
         await asyncio.wait_for(reported.wait(), PATIENCE_S)
         yield Tokens(ids=tuple(others), finish_reason="length", gpu_us=1, logprobs=())
-        yield RequestUsage(prompt_tokens=1, completion_tokens=3, gpu_us=1, queue_us=0, exec_us=1)
+        yield RequestUsage(prompt_tokens=1, completion_tokens=3, gpu_us=1, exec_us=1)
 
     async with gateway() as gw:
         await gw.add_function("coder", tokenizer=byte_tokenizer())
@@ -247,7 +246,7 @@ async def test_embeddings() -> None:
         shape = (len(work.token_ids), 3)
         yield Arrays(arrays={"embeddings": Array(dtype="float32", shape=shape, data=data)})
         tokens = sum(map(len, work.token_ids))
-        yield RequestUsage(prompt_tokens=tokens, completion_tokens=0, gpu_us=10, queue_us=0, exec_us=20)
+        yield RequestUsage(prompt_tokens=tokens, completion_tokens=0, gpu_us=10, exec_us=20)
 
     async with gateway() as gw:
         await gw.add_function("embed", FunctionTask.EMBED, tokenizer=byte_tokenizer(), context_length=8)

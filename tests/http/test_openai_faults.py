@@ -300,7 +300,7 @@ async def test_a_node_lost_before_its_usage_is_billed_by_its_last_token() -> Non
         async def lost(call: FunctionCall) -> AsyncIterator[Event]:
             yield HOT
             yield Tokens(ids=(1, 2), finish_reason="length", gpu_us=2500)
-            yield RequestUsage(prompt_tokens=1, completion_tokens=2, gpu_us=0, queue_us=0, exec_us=0)
+            yield RequestUsage(prompt_tokens=1, completion_tokens=2, gpu_us=0, exec_us=0)
 
         gw.dispatcher.script = lost
         raw = await gw.openai().completions.with_raw_response.create(model="coder", prompt="x")

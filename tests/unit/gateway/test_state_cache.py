@@ -113,10 +113,10 @@ def test_functions_versions_and_wishes() -> None:
 
 def test_demand_counts_others_and_runs_out() -> None:
     state_cache = ClusterStateCache()
-    for gateway in ("g", "h"):
-        demand = VersionLoad(gateway=gateway, function="f", version=1, in_flight=1, held=2)
+    for gateway, held in (("g", 1), ("h", 2)):
+        demand = VersionLoad(function="f", version=1, in_flight=1, held=held)
         state_cache.apply(LoadReport(gateway=gateway, loads=(demand,), ttl_s=5), 0)
-    assert [d.gateway for d in state_cache.version_loads(exclude="g")] == ["h"]
+    assert [load.held for load in state_cache.version_loads(exclude="g")] == [2]
     state_cache.apply(LoadReport(gateway="h", loads=(), ttl_s=5), 1)
     assert list(state_cache.version_loads(exclude="g")) == []
     assert state_cache.expire(5) and list(state_cache.version_loads()) == []

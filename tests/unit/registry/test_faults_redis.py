@@ -124,7 +124,7 @@ async def test_a_lease_passes_on_although_the_clock_of_redis_was_set_back(tmp_pa
 async def test_no_time_to_live_grows_when_the_clock_of_redis_is_set_back(tmp_path: Path):
     async with RedisServer(tmp_path) as server, RedisState.connect(server.url) as state:
         await state.put_node(node(), 6)
-        demand = VersionLoad(gateway="g", function="f", version=1, held=1, in_flight=0)
+        demand = VersionLoad(function="f", version=1, held=1, in_flight=0)
         await state.put_load_report("g", [demand], 5)
         for key in (keys.node("n0"), keys.load_report("g")):
             await state._redis.call("PEXPIRE", key, 3_600_000)

@@ -4,10 +4,11 @@ import threading
 
 import pytest
 
+from benchmarks.scaleout.profiles import find_profile
 from invoker.emulated.device_clock import LATE_S, DeviceClock, WorkQueue
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
-from invoker.emulated.profiles import StepLoad, find_profile
+from invoker.emulated.profiles import StepLoad
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.scheduling.sequence_table import InvalidSequence

@@ -4,9 +4,10 @@ import zlib
 
 import pytest
 
+from benchmarks.scaleout.profiles import find_profile
 from invoker.emulated.arrival import ImageIncomplete, check_arrived
 from invoker.emulated.image import EmulatedPlan
-from invoker.emulated.profiles import UnknownProfile, find_profile
+from invoker.emulated.profiles import UnknownProfile
 from invoker.engine.image_ranges import layer_byte_ranges
 from registry.config.emulation import EmulatedModel
 from registry.images.codec import decode_manifest

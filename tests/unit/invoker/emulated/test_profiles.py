@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.emulated.profiles import PROFILES, Profile, StepLoad, UnknownProfile, find_profile
+from benchmarks.scaleout.profiles import PROFILES, find_profile, kv_tokens, network_bytes_per_s
+from invoker.emulated.profiles import Profile, StepLoad, UnknownProfile
 from registry.images.manifest import ALIGNMENT
 
 SEVEN = find_profile("h800-llama2-7b")
@@ -69,7 +70,7 @@ def test_70b_runs_on_four_gpus_that_exchange_each_output_twice() -> None:
 def test_transfers_take_what_the_links_give(
     profile: Profile, network_s: float, host_s: float, disk_s: float
 ) -> None:
-    assert profile.image_bytes / profile.network_bytes_per_s == pytest.approx(network_s, rel=1e-3)
+    assert profile.image_bytes / network_bytes_per_s(profile) == pytest.approx(network_s, rel=1e-3)
     assert profile.image_bytes / profile.links.host == pytest.approx(host_s, rel=1e-3)
     assert profile.image_bytes / profile.links.disk == pytest.approx(disk_s, rel=1e-3)
 
@@ -82,8 +83,8 @@ def test_a_scale_shrinks_bytes_and_rates_and_no_times(profile: Profile, scale: i
     assert small.image_bytes * scale >= profile.image_bytes
     # Rounding and alignment add less than one alignment a span.
     assert small.image_bytes <= profile.image_bytes / scale + (ALIGNMENT + 1) * len(profile.spans)
-    seconds = profile.image_bytes / profile.network_bytes_per_s
-    assert small.image_bytes / small.network_bytes_per_s == pytest.approx(seconds, rel=0.02)
+    seconds = profile.image_bytes / network_bytes_per_s(profile)
+    assert small.image_bytes / network_bytes_per_s(small) == pytest.approx(seconds, rel=0.02)
     for nbytes in (small.hidden_bytes(7) * scale, small.hidden_bytes(7) * scale - scale):
         assert abs(nbytes - profile.hidden_bytes(7)) <= scale
 
@@ -105,7 +106,7 @@ def test_more_work_never_takes_less(profile: Profile, batch: StepLoad, more: int
 def test_a_batch_shares_one_reading_of_the_weights() -> None:
     one, many = StepLoad(tokens=1, sequences=1), StepLoad(tokens=32, sequences=32)
     assert THIRTEEN.step_s(many) < 1.1 * THIRTEEN.step_s(one)
-    assert THIRTEEN.kv_tokens == int((72e9 - 26_031_728_640) / (40 * 20_480))
+    assert kv_tokens(THIRTEEN) == int((72e9 - 26_031_728_640) / (40 * 20_480))
 
 
 def test_spans_are_those_of_an_image() -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from benchmarks.engine.local_pipeline import LocalPipeline
+from benchmarks.scaleout.profiles import find_profile
 from invoker.emulated.device_clock import LATE_S
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
-from invoker.emulated.profiles import StepLoad, find_profile
+from invoker.emulated.profiles import StepLoad
 from invoker.emulated.stage import ROWS, EmulatedStage
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
