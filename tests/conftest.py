@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 from registry.clock import FakeClock
 from registry.memory.state import MemoryState
 from registry.state import State
+from tests.fixtures.loops import anyio_backend as anyio_backend
 from tests.fixtures.mount import file_system
 from tests.fixtures.platform import Platform
 from tests.fixtures.redis import running_redis
@@ -95,14 +96,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Yield a folder on a file system of 4 MiB."""
     with file_system(tmp_path / "small", "size=4m") as folder:
         yield folder
-
-
-@pytest.fixture
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
-    """Run tests that are coroutines on asyncio, those of a kind "…-uvloop" on uvloop."""
-    callspec = getattr(request.node, "callspec", None)
-    kind = callspec.params.get("kind", "") if callspec else ""
-    return "asyncio", {"use_uvloop": str(kind).endswith("-uvloop")}
 
 
 def starts_platforms(nodeid: str) -> bool:

@@ -57,14 +57,15 @@ class _WholeResponseCycle(RequestResponseCycle):
     def send(self, message: Any) -> Awaitable[None]:  # type: ignore[override]
         """Send a message; of a whole response nothing is awaited, unless the client reads too slowly."""
         if message["type"] == "http.response.start":
-            if self._is_whole(message):
-                self.head = message  # uvicorn's own error replaces a head that got no body
+            # Uvicorn's own error replaces a head that got no body.
+            self.head = message if self._is_whole(message) else None
+            if self.head is not None:
                 return COMPLETED
         elif self.head is not None:
             head, self.head = self.head, None
             if self.flow.write_paused or self.disconnected or message.get("more_body", False):
                 return self._send_apart(head, message)
-            self._write(head, message["body"])
+            self._write(head, message.get("body", b""))
             return COMPLETED
         return super().send(message)
 

@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from gateway.core.contract import Event, FunctionCall
 from gateway.core.settings import RequestLimits
 from gateway.fakes.dispatcher import HOT
-from gateway.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
+from gateway.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS, BoundedHttpProtocol
 from registry.messages.node import HandlerChunk
 from registry.records.function import FunctionTask
 from tests.fixtures.gateway_http import gateway
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until
 
 BAD_HEADS = {
     "long path": (b"GET /" + b"a" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\n\r\n", 431),
@@ -138,3 +140,22 @@ async def test_a_whole_response_arrives_in_one_piece() -> None:
         head, _, body = (await reader.read(1 << 16)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["object"] == "list"
         writer.close()
+
+
+async def test_an_error_replaces_a_head_that_got_no_body() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        raise RuntimeError("it has no body")
+
+    config = uvicorn.Config(app, port=0, http=BoundedHttpProtocol, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 500 ") and body == b"Internal Server Error"
+    writer.close()
+    server.should_exit = True
+    await serving

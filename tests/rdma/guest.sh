@@ -9,5 +9,6 @@ cd "$CHECKOUT" || exit 61
 mkdir -p /tmp/pyverbs-only && ln -sfn "$PYVERBS" /tmp/pyverbs-only/pyverbs
 export PYTHONPATH=/tmp/pyverbs-only:$CHECKOUT PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 # Without the fixtures of the platform: what they import takes the emulated processor a minute.
+PLUGINS="-p pytest_timeout -p anyio.pytest_plugin -p tests.fixtures.loops"
 # shellcheck disable=SC2086
-"$PYTHON" -m pytest --noconftest -p pytest_timeout -p no:cacheprovider --color=no -v --durations=3 $ARGUMENTS
+"$PYTHON" -m pytest --noconftest $PLUGINS -p no:cacheprovider --color=no -v --durations=3 $ARGUMENTS
