@@ -85,7 +85,7 @@ def test_a_peer_that_is_stopped_below_tcp_is_noticed_by_the_device() -> None:
         async with serving(GrowingRegion(CONTENT, complete=True)) as (server, _, here):
             async with VerbsTransport(SECRET, here).connect(server.address) as link:
                 (served,) = server._links
-                served._exports.close()  # its queue pair
+                served._exports.session("verbs")._pair.close()  # type: ignore[attr-defined]
                 with pytest.raises(LinkClosed, match="RETRY_EXC_ERR, the peer does not answer"):
                     await link.read_into("image", 0, memoryview(bytearray(100_000)))
 
