@@ -41,7 +41,8 @@ def test_the_cpu_part_finds_all_well(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary, *rows = json.loads((tmp_path / "check.json").read_text())
-    assert summary["ok"] and summary["params"]["versions"]["torch"] == torch.__version__
+    release = torch.__version__.partition("+")[0]  # without the build
+    assert summary["ok"] and summary["params"]["versions"]["torch"].partition("+")[0] == release
     assert {name: part["status"] for name, part in summary["parts"].items()} == {
         plan.name: "ok" for plan in PARTS
     }
