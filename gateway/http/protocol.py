@@ -12,6 +12,7 @@ import httptools
 from starlette.types import Message, Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
     HEADER_VALUE_RE,
     STATUS_LINE,
     HttpToolsProtocol,
@@ -85,9 +86,12 @@ class _WholeResponseCycle(RequestResponseCycle):
         headers = head["headers"]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
+            if name == b"content-length" and int(value) != len(body):
+                raise RuntimeError(f"a response of {len(body)} bytes has a head for {int(value)}")
         parts += (b"\r\n", body)
-        if HEADER_VALUE_RE.search(b"".join([value for _, value in headers])):
-            raise RuntimeError("a response header holds control characters")
+        names, values = map(b"".join, zip(*headers, strict=True))
+        if HEADER_RE.search(names) or HEADER_VALUE_RE.search(values):
+            raise RuntimeError("a response header holds characters that are not allowed")
         self.response_started = self.response_complete = True
         self.waiting_for_100_continue = False
         self.transport.write(b"".join(parts))

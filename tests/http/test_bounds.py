@@ -142,10 +142,18 @@ async def test_a_whole_response_arrives_in_one_piece() -> None:
         writer.close()
 
 
-async def test_an_error_replaces_a_head_that_got_no_body() -> None:
+@pytest.mark.parametrize(
+    "header", [(b"x-none", b""), (b"x-two", b"a\r\nb: c"), (b"x three", b""), (b"content-length", b"3")]
+)
+async def test_an_error_replaces_a_head_that_got_no_body_or_must_not_be_sent(
+    header: tuple[bytes, bytes],
+) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        raise RuntimeError("it has no body")
+        headers = [(b"content-length", b"2"), header]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if header[0] == b"x-none":
+            raise RuntimeError("it has no body")
+        await send({"type": "http.response.body", "body": b"ok"})
 
     config = uvicorn.Config(app, port=0, http=BoundedHttpProtocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
