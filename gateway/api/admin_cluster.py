@@ -130,7 +130,7 @@ class LineReply:
     lines: AsyncGenerator[bytes, None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = ByteStream(send, self.media_type, self.services.settings.streams.write_timeout_s)
+        stream = ByteStream(send, self.services.settings.streams.write_timeout_s, self.media_type)
         try:
             with CancelOnDisconnect(scope) as guard:
                 async with aclosing(self.lines) as lines:

@@ -54,13 +54,19 @@ class FunctionRoutes:
         """Call a function; the body depends on its task."""
         context = request_context(request.scope)
         spec = request.path_params["function"]
-        version = await self._services.functions.resolve(spec, context.caller)
+        functions, caller = self._services.functions, context.caller
+        version = functions.known(spec, caller) or await functions.resolve(spec, caller)
         context.set_version(version)
-        self._services.health.require_alive()
+        if not self._services.health.alive:
+            self._services.health.require_alive()
         limits = self._services.settings.limits
         max_bytes = limits.text_bytes if version.task in _TEXT_TASKS else limits.body_bytes
         body = await read_body(request.scope, request.receive, limits, limit_bytes=max_bytes)
         match version.task:
+            case FunctionTask.HANDLER:
+                await check_json(body, limits, limits.handler_json)
+                wanted = _accepts_events(request.scope)
+                return HandlerReply(self._services, context, version, body, events_wanted=wanted)
             case FunctionTask.GENERATE:
                 return await self._generation(context, version, spec, body)
             case FunctionTask.EMBED:
@@ -71,10 +77,6 @@ class FunctionRoutes:
                 return await self._classification(context, version, request, body)
             case FunctionTask.FEATURES:
                 return await self._feature_extraction(context, version, request, body)
-            case FunctionTask.HANDLER:
-                await check_json(body, limits, limits.handler_json)
-                wanted = _accepts_events(request.scope)
-                return HandlerReply(self._services, context, version, body, events_wanted=wanted)
 
     async def _generation(
         self, context: RequestContext, version: FunctionVersion, spec: str, body: bytes
@@ -178,7 +180,7 @@ def _convert(given: Object, kind: type[T]) -> T:
 
 
 def _accepts_events(scope: Scope) -> bool:
-    return any(b"text/event-stream" in value for name, value in scope["headers"] if name == b"accept")
+    return b"text/event-stream" in b",".join([value for name, value in scope["headers"] if name == b"accept"])
 
 
 def _is_image(request: Request) -> bool:

@@ -74,7 +74,7 @@ class BlobRoutes:
 async def _chunks(receive: Receive, idle_s: float) -> AsyncIterator[bytes]:
     """Yield the body as it arrives; a disconnect ends it early, and the part that arrived is kept."""
     while True:
-        message = await next_chunk(receive, idle_s)
+        message = await next_chunk(receive(), idle_s)
         if message["type"] == "http.disconnect":
             return
         if body := message.get("body", b""):

@@ -40,7 +40,8 @@ class AckBatcher:
                 continue
             pending = self._pending.setdefault(use.gpu.node, [])
             pending.append(use.gpu.call_id)
-            self._any_pending.set()
+            if len(pending) == 1:
+                self._any_pending.set()
             if len(pending) >= _FLUSH_CALLS:
                 self._full.set()
 

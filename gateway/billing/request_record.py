@@ -19,7 +19,7 @@ from registry.clock import Clock
 from registry.errors import NotFound, StateUnavailable
 from registry.messages.node import Compute, Generate
 from registry.records.function import FunctionVersion
-from registry.records.usage import RequestRecord, RequestStatus, cost_nanos
+from registry.records.usage import GpuSlice, RequestRecord, RequestStatus, cost_nanos
 from registry.state import Ledger
 
 _log = logging.getLogger("hypercast.gateway")
@@ -61,7 +61,10 @@ def prompt_tokens(runs: Sequence[OpenCall]) -> int:
 
 def completion_tokens(runs: Sequence[OpenCall]) -> int:
     """Return the tokens generated; of a call that was cut short, those sent to the client."""
-    return sum(run.usage.completion_tokens if run.usage else run.passed_on for run in runs)
+    total = 0
+    for run in runs:
+        total += run.usage.completion_tokens if run.usage else run.passed_on
+    return total
 
 
 def make_record(
@@ -89,16 +92,22 @@ def make_record(
             queue_ms, load_ms = max(queue_ms, one.queue_ms), max(load_ms, one.load_ms)
     if first is None:
         return None
-    slices = tuple([use.gpu for use in uses if use.gpu.gpu_us])
+    slices: tuple[GpuSlice, ...] = ()
+    gpu_us = 0
+    for use in uses:
+        if use.gpu.gpu_us:
+            slices += (use.gpu,)
+            gpu_us += use.gpu.gpu_us
     # Requests that share a step share its time; it is rounded up once, for the whole request.
-    gpu_ms = -(-sum([one.gpu_us for one in slices]) // 1000)
+    gpu_ms = -(-gpu_us // 1000)
     tokens_in, tokens_out = prompt_tokens(runs), completion_tokens(runs)
     rate_id, price = _price(health, first.gpu_type, gpu_ms, tokens_in, tokens_out)
+    caller = context.caller
     return RequestRecord(
         request_id=context.request_id,
         client_request_id=context.client_request_id,
-        tenant=context.caller.tenant,
-        key_id=context.caller.id,
+        tenant=caller.tenant,
+        key_id=caller.id,
         function=version.function,
         version=version.version,
         status=status,
@@ -157,8 +166,7 @@ class Biller:
         self.pauses_s: Sequence[float] = _PAUSES_S  # between tries
         self.outbox = Outbox(ledger, on_settled)
         self._in_progress = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._quiet = asyncio.Event()  # set when nothing is in progress, cleared by `aclose`
         # First tries under way, each with its deadline: one timer serves all of them.
         self._writes: deque[tuple[float, asyncio.Future[bool]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -190,34 +198,31 @@ class Biller:
         if record is None:
             return
         self._in_progress += 1
-        self._quiet.clear()
         try:
-            await self._write(record, uses)
+            until_s = asyncio.get_running_loop().time() + _WRITE_TIMEOUT_S
+            write = self._begin(record)
+            self._set_deadline(until_s, write)
+            cancelled = await wait_shielded(write)
+            first = self._result(write)
+            if first is _WriteResult.WRITTEN:
+                self._on_settled(uses)
+            else:
+                retry = asyncio.create_task(self._retry(OutboxRecord(record, uses), first, write, until_s))
+                cancelled = await wait_shielded(retry) or cancelled
+                failure = retry.exception()
+                if failure is not None and cancelled is None:
+                    raise failure
+            if cancelled is not None:
+                raise cancelled
         finally:
             self._in_progress -= 1
             if not self._in_progress:
                 self._quiet.set()
 
-    async def _write(self, record: RequestRecord, uses: Sequence[CallUsage]) -> None:
-        until_s = asyncio.get_running_loop().time() + _WRITE_TIMEOUT_S
-        write = self._begin(record)
-        self._set_deadline(until_s, write)
-        cancelled = await wait_shielded(write)
-        first = self._result(write)
-        if first is _WriteResult.WRITTEN:
-            self._on_settled(uses)
-        else:
-            retry = asyncio.create_task(self._retry(OutboxRecord(record, uses), first, write, until_s))
-            cancelled = await wait_shielded(retry) or cancelled
-            failure = retry.exception()
-            if failure is not None and cancelled is None:
-                raise failure
-        if cancelled is not None:
-            raise cancelled
-
     def _begin(self, record: RequestRecord) -> asyncio.Future[bool]:
         try:
-            return asyncio.ensure_future(self._ledger.add_request(record))
+            write = self._ledger.add_request(record)
+            return write if isinstance(write, asyncio.Future) else asyncio.ensure_future(write)
         except Exception as error:  # a record that does not encode; reported by `_retry`
             refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             refused.set_exception(error)
@@ -235,7 +240,8 @@ class Biller:
             return _WriteResult.FAILED
         except Exception:  # whatever it is, the record is kept
             return _WriteResult.REFUSED
-        self.health.report(alive=True)
+        if not self.health.alive:
+            self.health.report(alive=True)
         return _WriteResult.WRITTEN if new else _WriteResult.TAKEN
 
     def _set_deadline(self, until_s: float, write: asyncio.Future[bool]) -> None:
@@ -300,7 +306,9 @@ class Biller:
 
     async def aclose(self) -> None:
         """Wait for the writes under way, and try the outbox once more."""
-        await self._quiet.wait()
+        self._quiet.clear()
+        if self._in_progress:
+            await self._quiet.wait()
         if self._timer is not None:
             self._timer.cancel()
         await self.outbox.aclose()

@@ -1,13 +1,11 @@
 """The real NodeClient, over a gateway-invoker channel."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 
-from gateway.cluster.node_client import Dial, NodeClient
+from gateway.cluster.node_client import Dial, NodeCall, NodeClient
 from registry.channel.client import Channel
 from registry.errors import ChannelClosed
-from registry.messages.node import Reply, Request
+from registry.messages.node import Request
 from registry.records.node import NodeRecord
 
 
@@ -28,7 +26,7 @@ class NodeChannel:
         client._channel = await Channel.connect(url, secret, on_closed=client._on_closed)
         return client
 
-    def call(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
+    def call(self, request: Request) -> NodeCall:
         assert self._channel is not None
         return self._channel.call(request)
 

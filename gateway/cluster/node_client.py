@@ -3,23 +3,42 @@
 `gateway.cluster.dialer.NodeChannel` is the real one, `gateway.fakes.node.FakeNode` the fake.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, Self
 
 from registry.messages.node import Reply, Request
 from registry.records.node import NodeRecord
 
 
+class NodeCall(Protocol):
+    """A call to a node: a context manager and async iterator over its replies.
+
+    Raises (on entry or from the iterator) ChannelClosed when the node is lost and RemoteError when it replies
+    with an error. Leaving the context early cancels the call on the node.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Reply: ...
+
+    def take(self) -> Reply | None:
+        """Return the next reply if it has arrived; None to wait for it with the iterator."""
+        ...
+
+    def cancel(self) -> None:
+        """Leave the call at once, without waiting for the node. Idempotent."""
+        ...
+
+
 class NodeClient(Protocol):
     """An open channel to one node."""
 
-    def call(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[Reply]]:
-        """Open a call. Leaving the context early cancels it on the node.
-
-        Raises (on entry or from the iterator) ChannelClosed when the node is lost and RemoteError when
-        it replies with an error.
-        """
+    def call(self, request: Request) -> NodeCall:
+        """Return a call, to be entered."""
         ...
 
     async def wait_closed(self) -> None:

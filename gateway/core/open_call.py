@@ -29,27 +29,26 @@ class OpenCall(ABC):
     briefly for the node's report of what the call used.
     """
 
+    stage = "queue"
+    assigned: Assigned | None = None
+    usage: RequestUsage | None = None
+    tokens = 0
+    passed_on = 0  # tokens that the reader has passed on
+    outputs = 0
+    first_output_s: float | None = None
+    _assigned_s: float | None = None
+    _ended_s: float | None = None
+    _reader: asyncio.Task[object] | None = None
+    _waiting: asyncio.Task[object] | None = None  # the reader, while it waits for an event
+    _timer: asyncio.TimerHandle | None = None  # fires at the deadline, or before it has moved
+    _expired = False
+    _cancelling = 0  # of the reader, when its wait expired
+
     def __init__(self, call: FunctionCall) -> None:
         self.call = call
-        self.stage = "queue"
-        self.assigned: Assigned | None = None
-        self.usage: RequestUsage | None = None
-        self.tokens = 0
-        self.passed_on = 0  # tokens that the reader has passed on
-        self.outputs = 0
-        self.first_output_s: float | None = None
-        self._assigned_s: float | None = None
-        self._ended_s: float | None = None
         self._loop = asyncio.get_running_loop()
-        self._started_s = self._loop.time()
-        self._progress_s = self._started_s
+        self._started_s = self._progress_s = self._waiting_since_s = self._loop.time()
         self._reached: dict[str, float] = {}
-        self._reader: asyncio.Task[object] | None = None
-        self._waiting: asyncio.Task[object] | None = None  # the reader, while it waits for an event
-        self._waiting_since_s = self._started_s
-        self._timer: asyncio.TimerHandle | None = None  # fires at the deadline, or before it has moved
-        self._expired = False
-        self._cancelling = 0  # of the reader, when its wait expired
 
     @property
     @abstractmethod

@@ -1,7 +1,6 @@
 """The context of one HTTP request: id, key and what headers, access log and metrics report about it."""
 
-from dataclasses import dataclass
-
+import msgspec
 from starlette.types import Scope
 
 from registry.records.api_key import ApiKey
@@ -11,8 +10,7 @@ from registry.records.quota import ConcurrencyLease
 _KEY = "hypercast"
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct):
     """One HTTP request, created by the middleware and completed by the handlers.
 
     `received_at` is Unix time, `received_s` is monotonic.

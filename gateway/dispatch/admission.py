@@ -31,9 +31,10 @@ class AdmissionLimits:
 
 
 class QueuedRequest:
-    """One call: queued, on a replica, or rejected. `wake` is set whenever that changes."""
+    """One call: queued, on a replica, or rejected. Each change of that is passed to `wake`."""
 
     __slots__ = (
+        "_waiter",
         "arrival",
         "arrived_s",
         "assigned_s",
@@ -48,11 +49,12 @@ class QueuedRequest:
         "key",
         "ready_s",
         "tenant",
-        "wake",
     )
 
-    def __init__(self, call: FunctionCall, arrived_s: float, failure_serial: int, *, hot: bool) -> None:
-        self.key = VersionKey(call.version.function, call.version.version)
+    def __init__(
+        self, call: FunctionCall, key: VersionKey, arrived_s: float, failure_serial: int, *, hot: bool
+    ) -> None:
+        self.key = key
         self.tenant = call.tenant
         self.cost = _cost(call)
         self.batches = call.version.task is not FunctionTask.HANDLER  # a batch can always grow by one
@@ -66,7 +68,17 @@ class QueuedRequest:
         self.has_token = False  # `instance` has produced a token
         self.goes_to = ""  # the instance that takes the call over from a pipeline; "" for any
         self.error: DispatchError | None = None
-        self.wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """End the present `changed`, if any."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def changed(self) -> None:
+        """Return at the next `wake`; for one task at a time."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def lost_instance(self) -> None:
         """Record that the instance is lost; a call without another one waits for a start."""
@@ -175,7 +187,6 @@ class Admission:
         queued.arrival = self._arrivals
         self.queue(queued.key).held.serve(queued)
         queued.instance = instance
-        queued.wake.set()
 
     def requeue(self, queued: QueuedRequest) -> None:
         """Take a call off its replica and queue it again in order of arrival.
@@ -189,7 +200,6 @@ class Admission:
             queue.moving[queued.arrival] = queued
         self._count(queue, queued)
         queued.instance = None
-        queued.wake.clear()
 
     def assign(self, queued: QueuedRequest, instance: Replica) -> None:
         """Move a queued call to a replica."""
@@ -198,24 +208,27 @@ class Admission:
         self._discount(queue, queued)
         queued.goes_to = ""
         queued.instance, queued.has_token = instance, False
-        queued.wake.set()
+        queued.wake()
 
     def reject(self, queued: QueuedRequest, error: DispatchError) -> None:
         """Reject a queued call."""
         self._dequeue(queued)
         queued.error = error
-        queued.wake.set()
+        queued.wake()
 
-    def leave(self, queued: QueuedRequest) -> None:
-        """Remove a call, queued or on a replica. Idempotent."""
+    def leave(self, queued: QueuedRequest) -> RequestQueue | None:
+        """Remove a call, queued or on a replica; return its queue unless that is empty now. Idempotent."""
         if queued.instance is None:
             self._dequeue(queued)
-            return
+            return self._queues.get(queued.key)
         queue = self._queues[queued.key]
-        queue.held.finish(queued.tenant)
+        held = queue.held
+        held.finish(queued.tenant)
         queued.instance = None
-        queued.wake.clear()
-        self._tidy(queued.key)
+        if held.active or held:
+            return queue
+        del self._queues[queued.key]
+        return None
 
     def _evict_for(
         self, queued: QueuedRequest, tenants: TenantCounts, queues: Iterable[RequestQueue]

@@ -31,6 +31,7 @@ class DemandPublisher:
         self._batch_s = batch_s
         self._published: tuple[VersionLoad, ...] = ()
         self._dirty = asyncio.Event()
+        self._is_dirty = False  # read without a call, at each change
         self._urgent = asyncio.Event()
         self._failing_since_s: float | None = None
         self._on_failure: Callable[[], None] | None = None
@@ -61,7 +62,9 @@ class DemandPublisher:
 
     def changed(self, *, urgent: bool = False) -> None:
         """Mark the counts as changed; `urgent` when a queue was empty before."""
-        self._dirty.set()
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._dirty.set()
         if urgent:
             self._urgent.set()
 
@@ -76,6 +79,7 @@ class DemandPublisher:
                     await self._urgent.wait()
             except TimeoutError:
                 pass  # time to refresh, or the batch is full
+            self._is_dirty = False
             self._dirty.clear()
             self._urgent.clear()
             await self._publish(self.demands())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.context import ClusterContext
-from gateway.cluster.node_client import ChannelPool, NodeClient
+from gateway.cluster.node_client import ChannelPool
 from gateway.cluster.replicas import PipelineReplica, Replica, slots_key_of
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import DispatchError, FunctionCall, WaitStage
@@ -74,6 +74,7 @@ class CallDispatcher:
         self._state_cache = cluster.state_cache
         self._changes = cluster.changes
         self.links = links
+        self.client = links.client
         self._progress = progress
         self._admission = admission
         self._demand = demand
@@ -81,9 +82,9 @@ class CallDispatcher:
         self.clock = cluster.clock
         self._rng = rng or random.Random()
         self._settings = settings or DispatchSettings()
+        self.max_tries = self._settings.max_tries
         self._timers: dict[VersionKey, asyncio.TimerHandle] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = asyncio.Event()  # set once nothing is left, while draining
         cluster.changes.subscribe(self.pump)
         demand.on_failure(self.pump)
 
@@ -96,12 +97,10 @@ class CallDispatcher:
     async def drain(self) -> None:
         """Admit no new calls; return once every call is over."""
         self._admission.draining = True
-        await self._idle.wait()
+        if self._admission.calls:
+            await self._idle.wait()
 
     # --- for RequestExecution
-
-    def client(self, node: str) -> NodeClient | None:
-        return self.links.client(node)
 
     def gpu_of(self, node: str) -> tuple[str, int]:
         entry = self._state_cache.node(node)
@@ -109,10 +108,6 @@ class CallDispatcher:
 
     def stage(self, key: VersionKey) -> WaitStage:
         return self._progress.stage(self._state_cache, key)
-
-    @property
-    def max_tries(self) -> int:
-        return self._settings.max_tries
 
     def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None:
         """Queue a call again in order of arrival, and record what the outcome shows of its replica."""
@@ -155,17 +150,18 @@ class CallDispatcher:
     # --- calls come and go
 
     def enter(self, call: FunctionCall) -> QueuedRequest:
-        self._admission.check_open()
+        if self._admission.draining:
+            self._admission.check_open()
         key = VersionKey(call.version.function, call.version.version)
         state_cache = self._state_cache
         ready = state_cache.ready(key)
-        queued = QueuedRequest(call, self.clock.monotonic_s(), state_cache.backoff.serial, hot=bool(ready))
+        now_s, serial = self.clock.monotonic_s(), state_cache.backoff.serial
+        queued = QueuedRequest(call, key, now_s, serial, hot=bool(ready))
         queue = self._admission.find(key)
         first = queue is None or not queue.held
         if first and ready and not state_cache.pipelines(key) and self._start(queued, ready):
             return queued
         queue = self._admission.enqueue(queued)
-        self._idle.clear()
         self._assign_ready(queue, state_cache.replicas(key))
         starts_to_wait = queued.instance is None and first
         self._demand.changed(urgent=starts_to_wait)
@@ -183,12 +179,11 @@ class CallDispatcher:
             if queued.has_token and isinstance(queued.instance, InstanceRecord):
                 served_s = self.clock.monotonic_s() - queued.assigned_s
                 self._admission.record_service(queued.key, served_s)
-        self._admission.leave(queued)
+        queue = self._admission.leave(queued)
         self._demand.changed()
-        queue = self._admission.find(queued.key)
         if queue is not None:
             self._assign_held(queue)
-        elif self._admission.calls == 0:
+        elif self._admission.draining and not self._admission.calls:
             self._idle.set()
         self._load.notify_within(_LOAD_DELAY_S)
 
@@ -202,7 +197,6 @@ class CallDispatcher:
             return False
         self.slots.acquire(instance.instance_id, queued.cost)
         self._admission.start(queued, instance)
-        self._idle.clear()
         self._demand.changed()
         self._load.notify_within(_LOAD_DELAY_S)
         return True
@@ -271,7 +265,7 @@ class CallDispatcher:
         if stage != queue.stage:
             queue.stage = stage
             for queued in queue.held:
-                queued.wake.set()
+                queued.wake()
 
     def _reject_unservable(self, queue: RequestQueue) -> None:
         """Reject calls whose function was deleted, fits no node, or failed to start too often."""

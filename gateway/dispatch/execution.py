@@ -5,14 +5,12 @@ elsewhere: sampling depends on (seed, position) alone, so the tokens so far, sen
 the same continuation on any replica.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import Protocol
 
 import msgspec
 
-from gateway.cluster.node_client import NodeClient
+from gateway.cluster.node_client import NodeCall, NodeClient
 from gateway.cluster.replicas import PipelineReplica, Replica
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage
@@ -111,25 +109,24 @@ class RequestExecution(OpenCall):
     """
 
     _queued: QueuedRequest
+    _state = _State.QUEUED
+    _failed_over = False
+    _tries = 0
+    _current = 0  # index of the first one of this try
+    _first_run_s: float | None = None  # when a replica first ran it
+    _shown: WaitStage | None = None
+    _opened: NodeCall | None = None
+    _pipeline = ""  # name of the pipeline that runs it now
+    _kv: KvLocation | None = None  # of its KV cache, at the pipeline that handed it off
+    _outputs_before = 0  # outputs of earlier tries
 
     def __init__(self, router: RequestRouter, call: FunctionCall, clock: Clock) -> None:
         super().__init__(call)
         self._router = router
         self._clock = clock
-        self._state = _State.QUEUED
         self._token_ids: list[int] = []  # generated so far
-        self._failed_over = False
         self._replica_calls: list[ReplicaCall] = []  # of a pipeline one per stage, that of the head first
-        self._tries = 0
-        self._current = 0  # index of the first one of this try
-        self._first_run_s: float | None = None  # when a replica first ran it
         self._tries_left = router.max_tries
-        self._shown: WaitStage | None = None
-        self._opened: AbstractAsyncContextManager[AsyncIterator[Reply]] | None = None  # call to a node
-        self._replies: AsyncIterator[Reply] | None = None
-        self._pipeline = ""  # name of the pipeline that runs it now
-        self._kv: KvLocation | None = None  # of its KV cache, at the pipeline that handed it off
-        self._outputs_before = 0  # outputs of earlier tries
 
     def _enter(self) -> None:
         self._queued = self._router.enter(self.call)
@@ -137,13 +134,17 @@ class RequestExecution(OpenCall):
     async def _leave(self) -> None:
         """Abort the call, also on the node that runs it, and request usage that was not reported."""
         self._state = _State.OVER
-        try:
-            await self._close()
-        finally:
-            self._router.leave(self._queued)
-            await self._collect_unreported()
+        self._close()
+        self._router.leave(self._queued)
+        for replica_call in self._replica_calls:
+            if not replica_call.exact:
+                await self._collect_unreported()
+                break
 
     def _next_now(self) -> Event | None:
+        if self._opened is not None:
+            reply = self._opened.take()
+            return None if reply is None else self._account(self._replica_calls[self._current], reply)
         instance = self._queued.instance
         if self._state is not _State.QUEUED or instance is None or self.outputs:
             return None
@@ -155,12 +156,12 @@ class RequestExecution(OpenCall):
             if self._state is _State.QUEUED and (news := await self._placed()) is not None:
                 return news
             try:
-                if self._replies is None:
+                if self._opened is None:
                     await self._open()
-                assert self._replies is not None
-                reply = await self._replies.__anext__()
+                assert self._opened is not None
+                reply = await self._opened.__anext__()
             except (ChannelClosed, RemoteError) as error:
-                await self._close()
+                self._close()
                 if self._state is _State.FINISHED and isinstance(error, ChannelClosed):
                     self._state = _State.OVER
                     return self._synthetic_usage()
@@ -171,17 +172,16 @@ class RequestExecution(OpenCall):
                     raise DispatchError(
                         "internal", f"{node} ended the call without reporting its usage", status=500
                     ) from None
-                await self._move()
+                self._close()
+                self._reroute(ReplicaOutcome.MOVED, failover=False)
             else:
                 if (event := self._account(self._replica_calls[self._current], reply)) is not None:
                     return event
-                if isinstance(reply, RequestUsage):  # of the part before a hand-off
-                    await self._move()
         raise StopAsyncIteration
 
     @property
     def used(self) -> tuple[CallUsage, ...]:
-        return tuple([replica_call.use for replica_call in self._replica_calls])
+        return tuple(map(ReplicaCall.use, self._replica_calls))
 
     async def _collect_unreported(self) -> None:
         """Request the missing usage from the nodes that can still report it."""
@@ -224,8 +224,7 @@ class RequestExecution(OpenCall):
             if stage != self._shown and not self.outputs:
                 self._shown = stage
                 return stage
-            queued.wake.clear()
-            await queued.wake.wait()
+            await queued.changed()
         self._state = _State.ASSIGNED
         return None if self.outputs else self._assigned(queued.instance)
 
@@ -239,24 +238,19 @@ class RequestExecution(OpenCall):
         replica_call = self._new_replica_call(instance, client)
         self._outputs_before = self.outputs
         opened = client.call(self._work(replica_call, instance))
-        self._replies = await opened.__aenter__()
+        await opened.__aenter__()
         self._opened, self._state = opened, _State.RUNNING
         if isinstance(instance, PipelineReplica):
             self._pipeline = instance.instance_id
             self._router.pipeline_calls.begin(instance.instance_id, self)
 
-    async def _close(self) -> None:
-        opened, self._opened, self._replies = self._opened, None, None
+    def _close(self) -> None:
+        opened, self._opened = self._opened, None
         if self._pipeline:
             self._router.pipeline_calls.end(self._pipeline, self.call_id)
             self._pipeline = ""
         if opened is not None:
-            await opened.__aexit__(None, None, None)
-
-    async def _move(self) -> None:
-        """Continue on another replica, after an orderly hand-off."""
-        await self._close()
-        self._reroute(ReplicaOutcome.MOVED, failover=False)
+            opened.cancel()
 
     def _reroute(self, outcome: ReplicaOutcome, *, failover: bool) -> None:
         self._failed_over = self._failed_over or self.outputs > 0
@@ -327,11 +321,13 @@ class RequestExecution(OpenCall):
         work = msgspec.structs.replace(
             self.call.work, request_id=replica_call.call_id, instance_id=replica_call.instance_id
         )
-        if isinstance(work, Generate) and isinstance(server, PipelineReplica):
+        if not isinstance(work, Generate):
+            return work
+        if isinstance(server, PipelineReplica):
             work = msgspec.structs.replace(work, pipeline=server.instance_id)
-        elif isinstance(work, Generate) and self._kv is not None:
+        elif self._kv is not None:
             work = msgspec.structs.replace(work, kv=self._kv)
-        if isinstance(work, Generate) and self._token_ids:
+        if self._token_ids:
             return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._token_ids))
         return work
 
@@ -360,7 +356,7 @@ class RequestExecution(OpenCall):
                 if moving:
                     return None
                 self._state = _State.OVER
-                return self._whole(reply)
+                return self._whole(reply) if self._failed_over else reply
             case _:
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
         return reply
@@ -368,7 +364,7 @@ class RequestExecution(OpenCall):
     def _whole(self, usage: RequestUsage) -> RequestUsage:
         """Return the usage of the whole call, of which its last node ran only a part."""
         work = self.call.work
-        if not self._failed_over or not isinstance(work, Generate):
+        if not isinstance(work, Generate):
             return usage
         return msgspec.structs.replace(
             usage,

@@ -71,11 +71,11 @@ class WeightedFairQueue(Generic[T]):
         self._ahead: dict[str, int] = {}  # tags of idle tenants, where later than the virtual time
         self._max_ahead = _MIN_STALE  # size above which passed tags are removed
         self._waiting = 0
-        self._active = 0
+        self.active = 0  # items in service
 
     def __repr__(self) -> str:
         return (
-            f"<WeightedFairQueue waiting={self._waiting} active={self._active} tenants={len(self._tenants)}>"
+            f"<WeightedFairQueue waiting={self._waiting} active={self.active} tenants={len(self._tenants)}>"
         )
 
     def __len__(self) -> int:
@@ -87,11 +87,6 @@ class WeightedFairQueue(Generic[T]):
         for queue in list(self._tenants.values()):
             yield from list(queue.returned)
             yield from list(queue.fresh.values())
-
-    @property
-    def active(self) -> int:
-        """The number of items in service."""
-        return self._active
 
     @property
     def tenants(self) -> int:
@@ -133,22 +128,23 @@ class WeightedFairQueue(Generic[T]):
         self._now = max(self._now, queue.tag)
         queue.tag += max(1, item.cost)
         queue.active += 1
-        self._active += 1
+        self.active += 1
         self._place(queue)
 
     def serve(self, item: T) -> None:
         """Start a new item at once, of a tenant of which nothing waits."""
-        queue = self._tenant_queue(item.tenant)
+        queue = self._tenants.get(item.tenant) or self._tenant_queue(item.tenant)
         assert not (queue.returned or queue.fresh), item.tenant
         self._now = queue.tag = max(queue.tag, self._now)
         queue.tag += max(1, item.cost)
         queue.active += 1
-        self._active += 1
+        self.active += 1
 
     def requeue(self, item: T) -> None:
         """Move an item in service back into the queue, in order of arrival."""
         queue = self._tenants[item.tenant]
-        self._stop(queue)
+        queue.active -= 1
+        self.active -= 1
         insort(queue.returned, item, key=_BY_ARRIVAL)
         queue.tag -= max(1, item.cost)  # its cost is charged when it starts again
         self._waiting += 1
@@ -157,8 +153,13 @@ class WeightedFairQueue(Generic[T]):
     def finish(self, tenant: str) -> None:
         """Record that an item of the tenant in service has ended."""
         queue = self._tenants[tenant]
-        self._stop(queue)
-        self._place(queue)
+        assert queue.active > 0, tenant
+        queue.active -= 1
+        self.active -= 1
+        if queue.returned or queue.fresh:
+            self._place(queue)
+        elif not queue.active:
+            self._forget(queue)
 
     def remove(self, item: T) -> bool:
         """Remove a waiting item; return whether it was there."""
@@ -177,7 +178,7 @@ class WeightedFairQueue(Generic[T]):
         """Assert that all counts agree and that each backlogged tenant has exactly one heap entry."""
         queues = self._tenants.values()
         assert self._waiting == sum(len(f.returned) + len(f.fresh) for f in queues)
-        assert self._active == sum(f.active for f in queues)
+        assert self.active == sum(f.active for f in queues)
         placed = [queue.tenant for *_, entry, queue in self._heap if queue.entry == entry]
         assert sorted(placed) == sorted(f.tenant for f in queues if f.waits), (
             "a tenant has no heap entry, or two"
@@ -194,11 +195,6 @@ class WeightedFairQueue(Generic[T]):
             tag = max(self._now, self._ahead.pop(tenant, 0))
             queue = self._tenants[tenant] = _TenantQueue(tenant, tag)
         return queue
-
-    def _stop(self, queue: _TenantQueue[T]) -> None:
-        assert queue.active > 0, queue.tenant
-        queue.active -= 1
-        self._active -= 1
 
     def _unwait(self, queue: _TenantQueue[T], item: T) -> bool:
         if item.arrival in queue.fresh:

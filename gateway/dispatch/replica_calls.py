@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.cluster.node_client import NodeClient
 from gateway.core.contract import CallUsage
@@ -16,8 +17,7 @@ log = logging.getLogger(__name__)
 _USAGE_TIMEOUT_S = 3.0
 
 
-@dataclass(slots=True)
-class ReplicaCall:
+class ReplicaCall(msgspec.Struct):
     """One replica's work on a call.
 
     `client` is the channel that carried it: if that breaks, the node writes its usage to the ledger itself.
@@ -31,7 +31,6 @@ class ReplicaCall:
     gpu_us: int = 0
     exact: bool = False
 
-    @property
     def use(self) -> CallUsage:
         gpu = GpuSlice(call_id=self.call_id, instance_id=self.instance_id, node=self.node, gpu_us=self.gpu_us)
         return CallUsage(gpu=gpu, exact=self.exact)

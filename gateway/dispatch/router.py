@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -39,42 +40,55 @@ def overcommit_of(slots: int) -> int:
     return slots // 2
 
 
-class ReplicaSlots:
-    """The slots that this gateway's calls hold, by `slots_key_of`, and the backoff of full replicas.
+@dataclass(slots=True)
+class _ReplicaLoad:
+    """The calls on one replica: `work` is their estimated cost in tokens, `fresh` have no first token."""
 
-    `work` is the estimated cost of the calls on each, in tokens.
-    """
+    calls: int = 0
+    work: int = 0
+    fresh: int = 0
+
+
+_NO_LOAD = _ReplicaLoad()
+
+
+class ReplicaSlots:
+    """The slots that this gateway's calls hold, by `slots_key_of`, and the backoff of full replicas."""
 
     def __init__(self) -> None:
-        self._in_flight: Counter[str] = Counter()
-        self._work: Counter[str] = Counter()
-        self._fresh: Counter[str] = Counter()  # calls without a first token
+        self._loads: dict[str, _ReplicaLoad] = {}
         self._full_until: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<Slots {dict(self._in_flight)}>"
+        return f"<Slots {self._loads}>"
 
     @property
     def in_flight(self) -> Counter[str]:
-        return self._in_flight
+        return Counter({key: load.calls for key, load in self._loads.items()})
 
     def acquire(self, key: str, cost: int = 1) -> None:
-        self._in_flight[key] += 1
-        self._work[key] += cost
-        self._fresh[key] += 1
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = _ReplicaLoad()
+        load.calls += 1
+        load.work += cost
+        load.fresh += 1
 
     def on_first_token(self, key: str) -> None:
         """Record the first token of one of its calls."""
-        self._fresh[key] -= 1
+        self._loads[key].fresh -= 1
 
     def release(self, key: str, cost: int = 1, *, has_token: bool = False) -> None:
         """Return the slot of a call, which has produced a token if `has_token`."""
-        assert self._in_flight[key] > 0, key
-        self._in_flight[key] -= 1
-        self._work[key] -= cost
-        self._fresh[key] -= not has_token
-        if not self._in_flight[key]:
-            del self._in_flight[key], self._work[key], self._fresh[key]
+        load = self._loads[key]
+        load.calls -= 1
+        load.work -= cost
+        load.fresh -= not has_token
+        if not load.calls:
+            del self._loads[key]
+
+    def _load(self, server: Replica) -> _ReplicaLoad:
+        return self._loads.get(slots_key_of(server), _NO_LOAD)
 
     def back_off_until(self, instance_id: str, until: float) -> None:
         """Route no call to a replica that other gateways have filled until then."""
@@ -86,13 +100,13 @@ class ReplicaSlots:
         A pipeline gets no more calls than keep it busy: others may form, and nodes become ready, at any time.
         """
         slots = concurrency_of(server)
-        room = slots + (overcommit_of(slots) if over_commit else 0) - self._in_flight[slots_key_of(server)]
+        room = slots + (overcommit_of(slots) if over_commit else 0) - self._load(server).calls
         return min(room, self._backlog_room(server)) if _runs_in_turns(server) else room
 
     def _backlog_room(self, server: Replica) -> int:
         """Return how many more calls keep it busy until those without a first token have one."""
         stages = len(server.pipeline.stages) if isinstance(server, PipelineReplica) else 1
-        return _MAX_FRESH * stages - self._fresh[slots_key_of(server)]
+        return _MAX_FRESH * stages - self._load(server).fresh
 
     def _keeps_up(self, server: Replica) -> bool:
         return isinstance(server, PipelineReplica) or self._backlog_room(server) > 0
@@ -105,7 +119,7 @@ class ReplicaSlots:
             chosen = self.choose(ready, rng, now).instance
             return chosen if isinstance(chosen, InstanceRecord) else None
         (only,) = ready
-        return only if self._in_flight.get(only.instance_id, 0) < concurrency_of(only) else None
+        return only if self._loads.get(only.instance_id, _NO_LOAD).calls < concurrency_of(only) else None
 
     def choose(
         self,
@@ -144,7 +158,7 @@ class ReplicaSlots:
         best: list[Replica] = []
         best_load = math.inf
         for server in able:
-            load = self._in_flight[slots_key_of(server)] / concurrency_of(server)
+            load = self._load(server).calls / concurrency_of(server)
             if load < best_load:
                 best, best_load = [server], load
             elif load == best_load:
@@ -154,7 +168,7 @@ class ReplicaSlots:
     def _soonest(self, able: Sequence[Replica], cost: int) -> Replica | None:
         by_id = {server.instance_id: server for server in able}
         targets = [
-            RequestTarget(name=server.instance_id, rate=rate, work_tokens=self._work[slots_key_of(server)])
+            RequestTarget(name=server.instance_id, rate=rate, work_tokens=self._load(server).work)
             for server, rate in zip(able, serving_rates(able), strict=True)
         ]
         chosen = choose_target(targets, cost)

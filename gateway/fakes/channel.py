@@ -1,7 +1,7 @@
 """Channels to FakeNodes without sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from rdmacast.aio.groups import cancel_and_discard
@@ -85,32 +85,51 @@ class FakeCall:
         self._node = node
         self._closed = closed
         self._request = request
-        self._replies: asyncio.Queue[Reply | BaseException | None] = asyncio.Queue()
+        self._replies: asyncio.Queue[Reply | Exception] = asyncio.Queue()
+        self._end: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> AsyncIterator[Reply]:
+    async def __aenter__(self) -> "FakeCall":
         if self._closed.is_set():
             raise ChannelClosed(f"the channel to {self._node.id} is closed")
         self._tasks = [asyncio.create_task(self._serve()), asyncio.create_task(self._watch())]
-        return _drain(self._replies)
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         await cancel_and_discard(*self._tasks)
 
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def __aiter__(self) -> "FakeCall":
+        return self
+
+    async def __anext__(self) -> Reply:
+        if self._end is None and (reply := self._split(await self._replies.get())) is not None:
+            return reply
+        assert self._end is not None
+        raise self._end
+
+    def take(self) -> Reply | None:
+        if self._end is not None or self._replies.empty():
+            return None
+        return self._split(self._replies.get_nowait())
+
+    def _split(self, item: "Reply | Exception") -> Reply | None:
+        """Return a reply; keep an end."""
+        if not isinstance(item, Exception):
+            return item
+        self._end = item
+        return None
+
     async def _serve(self) -> None:
         try:
             await self._node.answer(self._request, self._replies.put)
-            await self._replies.put(None)
+            await self._replies.put(StopAsyncIteration())
         except RemoteError as error:
             await self._replies.put(error)
 
     async def _watch(self) -> None:
         await self._closed.wait()
         await self._replies.put(ChannelClosed(f"node {self._node.id} is gone"))
-
-
-async def _drain(replies: "asyncio.Queue[Reply | BaseException | None]") -> AsyncIterator[Reply]:
-    while (reply := await replies.get()) is not None:
-        if isinstance(reply, BaseException):
-            raise reply
-        yield reply

@@ -17,31 +17,27 @@ Tick = Callable[[], Awaitable[float]]
 class ConnectionEnd:
     """The end of a client's connection: its callbacks run when the connection is lost."""
 
-    __slots__ = ("_callbacks", "_lost")
+    __slots__ = ("_lost", "callbacks")
 
     def __init__(self) -> None:
-        self._callbacks: set[Callable[[], None]] = set()
+        self.callbacks: set[Callable[[], None]] = set()
         self._lost = False
 
     def __repr__(self) -> str:
-        return f"<ConnectionEnd {'lost' if self._lost else 'open'} callbacks={len(self._callbacks)}>"
+        return f"<ConnectionEnd {'lost' if self._lost else 'open'} callbacks={len(self.callbacks)}>"
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the connection is lost, at once if it is."""
         if self._lost:
             callback()
         else:
-            self._callbacks.add(callback)
-
-    def unsubscribe(self, callback: Callable[[], None]) -> None:
-        """Do not call `callback`."""
-        self._callbacks.discard(callback)
+            self.callbacks.add(callback)
 
     def set_lost(self) -> None:
         """Run the callbacks, once."""
         self._lost = True
-        while self._callbacks:
-            self._callbacks.pop()()
+        while self.callbacks:
+            self.callbacks.pop()()
 
 
 class CancelOnDisconnect:
@@ -78,7 +74,7 @@ class CancelOnDisconnect:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end.unsubscribe(self._on_lost)
+        self._end.callbacks.discard(self._on_lost)
         if self._ticker is not None:
             self._ticker.cancel()
         if self._fault is None:

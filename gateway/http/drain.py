@@ -1,7 +1,6 @@
 """The bound on requests in flight, and the drain on SIGTERM until they have ended."""
 
 import asyncio
-from collections import Counter
 from enum import StrEnum
 
 from gateway.core.errors import ApiError
@@ -38,9 +37,8 @@ class InFlightLimiter:
         self.in_flight = 0
         self.arriving = 0
         self._max_in_flight = max_in_flight
-        self._tenants: Counter[str] = Counter()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._tenants: dict[str, int] = {}
+        self._idle = asyncio.Event()  # set when nothing is in flight, cleared by `wait_idle`
 
     def __repr__(self) -> str:
         return f"<Gate {self.phase} in_flight={self.in_flight} arriving={self.arriving}>"
@@ -55,19 +53,16 @@ class InFlightLimiter:
         self.arriving -= 1
 
     def admit(self) -> None:
-        """Count a request whose body has arrived as in flight. Raises ApiError (503)."""
+        """Count a request whose body has arrived as in flight. Raises GatewayDraining."""
+        if self.phase is ServingPhase.DRAINING:
+            raise GatewayDraining
         self.arriving -= 1
-        try:
-            self.acquire()
-        except ApiError:
-            self.arriving += 1
-            raise
+        self.in_flight += 1
 
     def acquire(self) -> None:
         """Take a slot for a request that is in flight at once. Raises ApiError (503)."""
         self._check()
         self.in_flight += 1
-        self._idle.clear()
 
     def _check(self) -> None:
         if self.phase is ServingPhase.DRAINING:
@@ -82,16 +77,16 @@ class InFlightLimiter:
         Raises ApiError (503) if the tenant holds too many, given how few are free for others.
         """
         free = self._max_in_flight - self.in_flight - self.arriving
-        if (own := self._tenants[tenant]) > _SHARE_OF_FREE * free:
+        own = self._tenants.get(tenant, 0)
+        if own > _SHARE_OF_FREE * free:
             message = f"this tenant has {own} requests in flight, its share of this gateway: retry"
             raise ApiError(503, "overloaded", message, retry_after_s=1)
-        self._tenants[tenant] += 1
+        self._tenants[tenant] = own + 1
 
     def refund(self, tenant: str) -> None:
         """Take a charged slot off its tenant's account."""
-        self._tenants[tenant] -= 1
-        if not self._tenants[tenant]:
-            del self._tenants[tenant]
+        if (own := self._tenants.pop(tenant)) > 1:
+            self._tenants[tenant] = own - 1
 
     def release(self) -> None:
         """Free the slot of a request in flight."""
@@ -105,6 +100,9 @@ class InFlightLimiter:
 
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait at most `limit_s` until nothing is in flight; return whether that is so."""
+        if not self.in_flight:
+            return True
+        self._idle.clear()
         try:
             async with asyncio.timeout(limit_s):
                 await self._idle.wait()

@@ -1,6 +1,7 @@
 """Bounds on a request's body: bytes, time, and the size and nesting of its JSON."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TypeVar
 
 import msgspec
@@ -40,11 +41,8 @@ def too_large(limit_bytes: int) -> ApiError:
     return ApiError(413, "too_large", f"the body is larger than {limit_bytes} bytes")
 
 
-async def next_chunk(receive: Receive, idle_s: float) -> Message:
-    """Return the next part of a body. Raises ApiError (408) if none arrives in `idle_s`."""
-    received = receive()
-    if isinstance(received, Ready):
-        return received.value
+async def next_chunk(received: Awaitable[Message], idle_s: float) -> Message:
+    """Return the next part of a body, received by `receive()`. Raises ApiError (408) after `idle_s`."""
     try:
         return await run_within(idle_s, received)
     except TimeoutError:
@@ -65,7 +63,11 @@ async def read_body(
     if announced is not None and announced > limit_bytes:
         raise too_large(limit_bytes)
     began_s = asyncio.get_running_loop().time()
-    message = await next_chunk(receive, min(limits.body_idle_s, limits.body_total_s))
+    received = receive()
+    if isinstance(received, Ready):
+        message = received.value
+    else:
+        message = await next_chunk(received, min(limits.body_idle_s, limits.body_total_s))
     first = _chunk(message, 0, limit_bytes)
     if not message.get("more_body", False):
         return first
@@ -80,7 +82,7 @@ async def _rest(first: bytes, receive: Receive, limit_bytes: int, idle_s: float)
     chunks = [first]
     size = len(first)
     while True:
-        message = await next_chunk(receive, idle_s)
+        message = await next_chunk(receive(), idle_s)
         chunk = _chunk(message, size, limit_bytes)
         size += len(chunk)
         chunks.append(chunk)
@@ -169,7 +171,10 @@ async def decode_large(
 
 async def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
     """Raise ApiError unless the body is JSON within bounds; builds no objects."""
-    await decode_large(body, _ANY, limits, bounds)
+    if len(body) <= _INLINE_BYTES:
+        decode(body, _ANY, limits, bounds)
+    else:
+        await decode_large(body, _ANY, limits, bounds)
     if not body.isascii():
         try:
             await asyncio.to_thread(body.decode)

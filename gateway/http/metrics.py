@@ -1,18 +1,20 @@
 """Prometheus metrics; labels are functions, versions, start kinds and codes, never ids or keys."""
 
+from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from gateway.cluster.cast_tracker import CastEnded
 from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 
-_CHILDREN = 4096
 _BY_TRANSPORT = "cast_recv_bytes_"  # nodes count what they received, by transport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,6 +33,45 @@ class ControlFacts:
     desired: Mapping[str, int]
 
 
+class Latencies(Collector):
+    """A histogram by label values: without locks, since only the event loop counts."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], bounds_s: Sequence[float]) -> None:
+        self._name, self._text, self._labels, self._bounds_s = name, text, labels, bounds_s
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: Tally[tuple[str, ...]] = Tally()
+
+    def observe(self, labels: tuple[str, ...], seconds: float) -> None:
+        """Count one duration."""
+        counts = self._counts.get(labels)
+        if counts is None:
+            counts = self._counts[labels] = [0] * (len(self._bounds_s) + 1)
+        counts[bisect_left(self._bounds_s, seconds)] += 1
+        self._sums[labels] += seconds  # type: ignore[assignment]
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        names = [*map(floatToGoString, self._bounds_s), "+Inf"]
+        for labels, counts in self._counts.items():
+            family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), self._sums[labels])
+        yield family
+
+
+class Tallied(Collector):
+    """A counter by label values that others count in."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[str, ...], int]
+    ) -> None:
+        self._name, self._text, self._labels, self._counts = name, text, labels, counts
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, count in self._counts.items():
+            family.add_metric(labels, count)
+        yield family
+
+
 class Metrics:
     """The metrics of one gateway, in a registry of its own: two gateways may run in one process."""
 
@@ -39,27 +80,24 @@ class Metrics:
     ) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=False)
         labels = ("function", "version", "start_kind", "code")
-        self.requests = Counter("hypercast_requests", "Requests by outcome.", labels, registry=registry)
-        self.duration = Histogram(
+        self.requests: Tally[tuple[str, ...]] = Tally()  # by `labels`
+        self.duration = Latencies(
             "hypercast_request_duration_seconds",
             "From the request's arrival to its last byte.",
             ("function",),
-            buckets=_LATENCY_S,
-            registry=registry,
+            _LATENCY_S,
         )
-        self.first_token = Histogram(
+        self.first_token = Latencies(
             "hypercast_time_to_first_token_seconds",
             "From the start of a call to its first output.",
             ("function", "start_kind"),
-            buckets=_LATENCY_S,
-            registry=registry,
+            _LATENCY_S,
         )
-        self.per_token = Histogram(
+        self.per_token = Latencies(
             "hypercast_time_per_output_token_seconds",
             "Mean time between output tokens of a request.",
             ("function",),
-            buckets=_TOKEN_S,
-            registry=registry,
+            _TOKEN_S,
         )
         self.cold_starts = Counter(
             "hypercast_cold_starts",
@@ -68,19 +106,17 @@ class Metrics:
             registry=registry,
         )
         self.held: Tally[str] = Tally()  # requests waiting for an instance, by function
-        self.phases = Histogram(
+        self.phases = Latencies(
             "hypercast_init_duration_seconds",
             "Length of each phase of an instance's start.",
             ("function", "stage"),
-            buckets=_START_S,
-            registry=registry,
+            _START_S,
         )
-        self.casts = Histogram(
+        self.casts = Latencies(
             "hypercast_cast_duration_seconds",
             "From the plan of a cast to the end of its last target.",
             ("function", "state"),
-            buckets=_START_S,
-            registry=registry,
+            _START_S,
         )
         self.outbox_records = Gauge(
             "hypercast_outbox_records",
@@ -88,18 +124,18 @@ class Metrics:
             registry=registry,
         )
         registry.register(_ClusterCollector(view, control, self.held))
-        # Looking up a child by its labels costs more than counting in it.
-        for metric in (self.requests, self.duration, self.first_token, self.per_token):
-            metric.labels = lru_cache(_CHILDREN)(metric.labels)  # type: ignore[assignment,method-assign]
+        for collector in (self.duration, self.first_token, self.per_token, self.phases, self.casts):
+            registry.register(collector)
+        registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))
 
     def note_start(self, instance: InstanceRecord) -> None:
         """Count the phases of an instance's start, once it is ready."""
         for stage, length_ms in instance.phases_ms.items():
-            self.phases.labels(instance.function, stage).observe(length_ms / 1000)
+            self.phases.observe((instance.function, stage), length_ms / 1000)
 
     def note_cast(self, end: CastEnded) -> None:
         """Count a cast that has ended."""
-        self.casts.labels(end.record.function, end.state).observe(end.seconds)
+        self.casts.observe((end.record.function, end.state), end.seconds)
 
     def render(self) -> bytes:
         """Return the metrics in the Prometheus text format."""

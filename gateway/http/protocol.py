@@ -34,6 +34,17 @@ class _HeadTooLarge(Exception):
     """The parser ends with this, and calls `send_400_response`."""
 
 
+class _UnwaitedEvent(asyncio.Event):
+    """The event of a request for whose messages nothing waits."""
+
+    def __init__(self) -> None: ...
+
+    def set(self) -> None: ...
+
+
+_UNWAITED = _UnwaitedEvent()
+
+
 class _WholeResponseCycle(RequestResponseCycle):
     """One request and its response; a head with a content length is sent in one write with the body.
 
@@ -47,10 +58,16 @@ class _WholeResponseCycle(RequestResponseCycle):
         """Return the next message; a body that has arrived is not waited for."""
         ended = self.disconnected or self.response_complete
         if self.more_body or self.body_taken or self.waiting_for_100_continue or ended:
+            if self.message_event is _UNWAITED:
+                self.message_event = asyncio.Event()
+                if self.body or not (self.more_body or self.body_taken):
+                    self.message_event.set()
             return super().receive()
         self.body_taken = True
-        self.flow.resume_reading()
-        self.message_event.clear()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if self.message_event is not _UNWAITED:
+            self.message_event.clear()
         message = {"type": "http.request", "body": bytes(self.body), "more_body": False}
         self.body = bytearray()
         return Ready(message)
@@ -78,8 +95,8 @@ class _WholeResponseCycle(RequestResponseCycle):
         """Return whether a response may be written here: it has a length and nothing special."""
         if self.scope["method"] == "HEAD" or not self.keep_alive:
             return False
-        names = [name for name, _ in head["headers"]]
-        return b"content-length" in names and b"connection" not in names
+        headers = dict(head["headers"])
+        return b"content-length" in headers and b"connection" not in headers
 
     def _write(self, head: Message, body: bytes) -> None:
         parts = [STATUS_LINE[head["status"]]]
@@ -95,7 +112,8 @@ class _WholeResponseCycle(RequestResponseCycle):
         self.response_started = self.response_complete = True
         self.waiting_for_100_continue = False
         self.transport.write(b"".join(parts))
-        self.message_event.set()
+        if self.message_event is not _UNWAITED:
+            self.message_event.set()
         self.on_response()
 
 
@@ -182,7 +200,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             access_logger=self.access_logger,
             access_log=False,
             default_headers=[],
-            message_event=asyncio.Event(),
+            message_event=_UNWAITED,
             expect_100_continue=self.expect_100_continue,
             keep_alive=version != "1.0" and parser.should_keep_alive(),
             on_response=self.on_response_complete,
@@ -201,21 +219,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-        cycle.message_event.set()
+        if cycle.message_event is not _UNWAITED:
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._without_progress = 0
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.more_body = False
-            cycle.message_event.set()
+            if cycle.message_event is not _UNWAITED:
+                cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """Continue after a response; one timer closes an idle connection, whatever its requests were."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return

@@ -18,10 +18,15 @@ class JsonReply(Response):
         self._given = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length = (b"content-length", b"%d" % len(self.body))
-        headers = [*self._given, length, (b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
+        await send_json(send, bytes(self.body), self.status_code, self._given)
+
+
+async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers = ()) -> None:
+    """Send encoded JSON as the whole response."""
+    length = (b"content-length", b"%d" % len(body))
+    raw = [*headers, length, (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
 
 
 def raw_json(body: bytes, *, status: int = 200, headers: Headers = ()) -> JsonReply:

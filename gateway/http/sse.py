@@ -26,13 +26,15 @@ def encode_comment(text: str) -> bytes:
 class ByteStream:
     """A streamed response; a client that reads nothing for `write_timeout_s` counts as gone."""
 
-    def __init__(self, send: Send, media_type: str, write_timeout_s: float) -> None:
+    def __init__(
+        self, send: Send, write_timeout_s: float, media_type: str = "text/event-stream; charset=utf-8"
+    ) -> None:
         self._send = send
         self._media_type = media_type
         self._write_timeout_s = write_timeout_s
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
-        self._order = asyncio.Lock()  # keepalives come from another task
+        self._order: asyncio.Lock  # of writes, once started: keepalives come from another task
         self.started = False
         self.ended = False
 
@@ -48,7 +50,7 @@ class ByteStream:
     async def start(self, headers: Headers) -> None:
         """Send the head, once."""
         assert not self.started
-        self.started = True
+        self.started, self._order = True, asyncio.Lock()
         raw = [
             *headers,
             (b"content-type", self._media_type.encode()),
@@ -85,9 +87,6 @@ class ByteStream:
 
 class EventStream(ByteStream):
     """An SSE response."""
-
-    def __init__(self, send: Send, write_timeout_s: float) -> None:
-        super().__init__(send, "text/event-stream; charset=utf-8", write_timeout_s)
 
     async def event(self, data: bytes) -> None:
         """Send a JSON document as an event."""

@@ -40,7 +40,8 @@ class BilledRequest:
         return f"<BilledRequest {self.context.request_id} {self.version.function} runs={self.runs!r}>"
 
     async def __aenter__(self) -> Self:
-        self._services.health.require_alive()
+        if not self._services.health.alive:
+            self._services.health.require_alive()
         self.context.set_version(self.version)
         self._hold(True)
         return self
@@ -48,7 +49,8 @@ class BilledRequest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hold(False)
+        if self._held:
+            self._hold(False)
         if self._billed:
             return
         left = kind is not None and issubclass(kind, asyncio.CancelledError | ClientGone | GeneratorExit)
@@ -94,9 +96,9 @@ class BilledRequest:
             self._services.metrics.cold_starts.labels(self.version.function).inc()
         return True
 
-    async def complete(self) -> None:
+    def complete(self) -> Awaitable[None]:
         """Write the request's record as good. Raises BillingFailed."""
-        await self._bill(RequestStatus.OK)
+        return self._bill(RequestStatus.OK)
 
     def headers(self, *, final: bool) -> list[tuple[bytes, bytes]]:
         """Return x-function-version and, as far as known, x-start-kind and Server-Timing."""
@@ -118,7 +120,10 @@ class BilledRequest:
 
     @property
     def _exec_ms(self) -> float:
-        return max([run.exec_ms for run in self.runs], default=0.0)
+        longest = 0.0
+        for run in self.runs:
+            longest = max(longest, run.exec_ms)
+        return longest
 
     def facts(self) -> dict[str, object]:
         """Return the `hypercast` object of a stream's last chunk: facts that the head may lack."""
@@ -147,9 +152,9 @@ class BilledRequest:
         metrics, function = self._services.metrics, self.version.function
         for run in self.runs:
             if (first_s := run.first_output_after_s) is not None:
-                metrics.first_token.labels(function, self.context.start_kind).observe(first_s)
-            if (per_token_s := run.token_gap_s) is not None:
-                metrics.per_token.labels(function).observe(per_token_s)
+                metrics.first_token.observe((function, self.context.start_kind), first_s)
+            if run.tokens > 1 and (per_token_s := run.token_gap_s) is not None:
+                metrics.per_token.observe((function,), per_token_s)
 
     def _hold(self, held: bool) -> None:
         if held is not self._held:

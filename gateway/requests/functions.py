@@ -37,11 +37,14 @@ class FunctionResolver:
         self._index: _Index | None = None
         self._recent: dict[str, tuple[float, FunctionVersion]] = {}
 
+    def known(self, spec: str, key: ApiKey) -> FunctionVersion | None:
+        """Return what `resolve` would, if it was found a moment ago."""
+        found = self._fresh().found.get(spec)
+        return found if found is not None and may_call(key, found.function) else None
+
     async def resolve(self, spec: str, key: ApiKey) -> FunctionVersion:
         """Return the version named by `spec`. Raises ModelNotFound, Forbidden."""
         index = self._fresh()
-        if (found := index.found.get(spec)) is not None and may_call(key, found.function):
-            return found
         match = _SPEC.fullmatch(spec)
         if match is None:
             raise ModelNotFound(spec)

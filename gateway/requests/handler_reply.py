@@ -6,7 +6,7 @@ from gateway.core.contract import Assigned, DispatchError, WaitStage
 from gateway.core.request_context import RequestContext
 from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import ClientGone
-from gateway.http.responses import raw_json
+from gateway.http.responses import send_json
 from gateway.http.sse import DONE, EventStream
 from gateway.requests.billed_request import BilledRequest
 from gateway.requests.generation_reply import StageReporter, fail_stream
@@ -55,7 +55,7 @@ class HandlerReply:
                     await stream.end(DONE)
                     return
             assert answer is not None
-            await raw_json(answer, headers=job.headers(final=True))(scope, receive, send)
+            await send_json(send, answer, headers=job.headers(final=True))
         except ClientGone:
             raise
         except Exception as error:  # an event, once the stream has started

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable
+from functools import lru_cache
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,7 +22,6 @@ from rdmacast.aio.eager import COMPLETED, Ready, run_within
 _log = logging.getLogger("hypercast.gateway")
 
 _LOGGED_PATH_BYTES = 256  # of a path in the access log
-_HEADERS = frozenset({b"authorization", b"x-request-id", b"content-length", b"transfer-encoding"})
 CLIENT_GONE = 499  # for log and metrics only: no client is left
 
 
@@ -74,7 +74,8 @@ class RequestMiddleware:
         has_body = not endpoint.streamed_body and _has_body(headers)
         slot = _InFlightRequest(self._services.limiter, receive, has_body=has_body)
         try:
-            context.key = await self._services.auth.authenticate(headers.get(b"authorization"))
+            auth, header = self._services.auth, headers.get(b"authorization")
+            context.key = auth.known(header) or await auth.authenticate(header)
             slot.charge(context.key.tenant)
             if endpoint.needs is RequiredKey.ADMIN:
                 require_admin(context.key, scope["path"])
@@ -111,9 +112,9 @@ class RequestMiddleware:
     def _finish(self, endpoint: Endpoint, scope: Scope, context: RequestContext, status: int) -> None:
         duration_s = self._services.clock.monotonic_s() - context.received_s
         if endpoint.needs is not RequiredKey.NOTHING:
+            path = _logged_path(scope["raw_path"][:_LOGGED_PATH_BYTES])
             self._access.add(
-                f"{context.request_id} {scope['method']} {_logged_path(scope)} {status} "
-                f"{duration_s * 1000:.1f} ms "
+                f"{context.request_id} {scope['method']} {path} {status} {duration_s * 1000:.1f} ms "
                 f"function={context.function or '-'}:{context.version} start={context.start_kind or '-'} "
                 f"node={context.node or '-'} key={context.key.id if context.key else '-'} "
                 f"client_id={context.client_request_id or '-'} "
@@ -122,10 +123,10 @@ class RequestMiddleware:
         metrics, code = self._services.metrics, context.error_code or str(status)
         if context.function and endpoint.metered:
             labels = (context.function, str(context.version), context.start_kind, code)
-            metrics.requests.labels(*labels).inc()
-            metrics.duration.labels(context.function).observe(duration_s)
+            metrics.requests[labels] += 1
+            metrics.duration.observe((context.function,), duration_s)
         elif status == 429:
-            metrics.requests.labels("", "", "", code).inc()  # refused before its body was read
+            metrics.requests["", "", "", code] += 1  # refused before its body was read
 
 
 class _InFlightRequest:
@@ -144,12 +145,11 @@ class _InFlightRequest:
 
     def receive(self) -> Awaitable[Message]:
         received = self._receive()
-        if not self._arriving:
-            return received
-        if isinstance(received, Ready):
+        if self._arriving:
+            if not isinstance(received, Ready):
+                return self._received(received)
             self._note_arrival(received.value)
-            return received
-        return self._received(received)
+        return received
 
     async def _received(self, received: Awaitable[Message]) -> Message:
         message = await received
@@ -225,12 +225,13 @@ class _ReplySender:
             raise ClientGone("the client reads nothing") from None
 
 
-def _logged_path(scope: Scope) -> str:
+@lru_cache(256)
+def _logged_path(raw: bytes) -> str:
     """Return the path undecoded: decoded it could end the line and forge others."""
-    path: str = scope["raw_path"][:_LOGGED_PATH_BYTES].decode("ascii", "backslashreplace")
+    path = raw.decode("ascii", "backslashreplace")
     return path if path.isprintable() else repr(path)
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """Return the headers that are read here; of repeated ones the first."""
-    return {name: value for name, value in reversed(scope["headers"]) if name in _HEADERS}
+    """Return the headers; of repeated ones the first."""
+    return dict(reversed(scope["headers"]))

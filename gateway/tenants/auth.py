@@ -46,17 +46,20 @@ class Authenticator:
         self._cache: OrderedDict[str, _Cached] = OrderedDict()  # least recently used first
         self._misses: OrderedDict[str, float] = OrderedDict()  # id to the time at which the miss expires
         # Headers with a good key: parsing and hashing one is a large part of a short request.
-        self._known_headers: OrderedDict[bytes, _KnownHeader] = OrderedDict()
+        self._known_headers: OrderedDict[bytes | None, _KnownHeader] = OrderedDict()
+
+    def known(self, authorization: bytes | None) -> ApiKey | None:
+        """Return the key of a header that was authenticated before, while cached. Raises Unauthorized."""
+        known = self._known_headers.get(authorization)
+        if known is None or (key := self._cached(known.id)) is None or key.digest != known.digest:
+            return None
+        self._known_headers.move_to_end(authorization)
+        return _usable(key, self._clock.wall_s())
 
     async def authenticate(self, authorization: bytes | None) -> ApiKey:
         """Return the record of the presented key. Raises Unauthorized, StateUnavailable."""
         if authorization is None:
             raise Unauthorized("no API key: send 'Authorization: Bearer hc_…'", code="missing_api_key")
-        if (known := self._known_headers.get(authorization)) is not None:
-            key = self._cached(known.id)
-            if key is not None and key.digest == known.digest:
-                self._known_headers.move_to_end(authorization)
-                return _usable(key, self._clock.wall_s())
         scheme, _, presented = authorization.decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("the Authorization header must be 'Bearer <key>'")
@@ -98,6 +101,8 @@ class Authenticator:
 
 
 def _usable(key: ApiKey, now: float) -> ApiKey:
+    if key.revoked_at is None and key.expires_at is None:
+        return key
     try:
         return check_usable(key, now)
     except KeyRefused as error:

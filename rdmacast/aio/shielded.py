@@ -37,13 +37,17 @@ def abandon(work: asyncio.Future[Any]) -> None:
         work.cancel()
 
 
-async def wait_shielded(*works: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+def wait_shielded(*works: asyncio.Future[Any]) -> Coroutine[Any, Any, asyncio.CancelledError | None]:
     """Wait until all of `works` have ended; return a cancellation that arrived meanwhile.
 
     Results and exceptions are left to the caller.
     """
     if len(works) == 1 and isinstance(works[0], Shieldable):
-        return await _wait_for(works[0])
+        return _wait_for(works[0])
+    return _wait_for_all(works)
+
+
+async def _wait_for_all(works: Iterable[asyncio.Future[Any]]) -> asyncio.CancelledError | None:
     running = {work for work in works if not work.done()}
     if not running:
         return None

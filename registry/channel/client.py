@@ -9,7 +9,6 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 import msgspec
 
@@ -66,14 +65,16 @@ class ChannelCall:
     async def __aenter__(self) -> "ChannelCall":
         channel = self._channel
         body = channel.encode(self._request)
-        if not channel.is_writable:
-            await channel.writable()
+        if channel.connection.reason is not None or channel.connection.is_congested:
+            await channel.connection.writable()
         self._id = channel.open(self, body)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the handler, unless it has ended. Idempotent."""
         self._replies.clear()
         self._channel.cancel(self._id)
 
@@ -81,7 +82,7 @@ class ChannelCall:
         return self
 
     async def __anext__(self) -> Reply:
-        while not self._replies:
+        while (reply := self.take()) is None:
             if self._end is not None:
                 raise self._end
             self._wakeup = asyncio.get_running_loop().create_future()
@@ -89,6 +90,12 @@ class ChannelCall:
                 await self._wakeup
             finally:
                 self._wakeup = None
+        return reply
+
+    def take(self) -> Reply | None:
+        """Return the next reply if it has arrived."""
+        if not self._replies:
+            return None
         reply, cost = self._replies.popleft()
         self._consumed += cost
         if self._consumed >= INITIAL_CREDIT // 2 and self._end is None:
@@ -106,16 +113,19 @@ class ChannelCall:
         cost = nbytes + FRAME_COST
         self._allowance -= cost
         self._replies.append((reply, cost))
-        self._wake()
+        if self._wakeup is not None:
+            self._wake()
 
     def finish(self, end: BaseException) -> None:
         """End the call; queued replies can still be read."""
         if self._end is None:
             self._end = end
-            self._wake()
+            if self._wakeup is not None:
+                self._wake()
 
     def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
+        assert self._wakeup is not None
+        if not self._wakeup.done():
             self._wakeup.set_result(None)
 
 
@@ -166,10 +176,10 @@ class Channel:
         self._settings = settings
         self._on_closed = on_closed
         self._next_id = 1
-        self._connection = _ClientConnection(settings, self._closed)
+        self.connection = _ClientConnection(settings, self._closed)
 
     def __repr__(self) -> str:
-        return f"Channel({len(self._connection.calls)} calls, {self._connection!r})"
+        return f"Channel({len(self.connection.calls)} calls, {self.connection!r})"
 
     @classmethod
     async def connect(
@@ -191,7 +201,7 @@ class Channel:
                 url,
                 secret=secret,
                 service=SERVICE,
-                make_protocol=lambda: channel._connection,
+                make_protocol=lambda: channel.connection,
                 timeout_s=channel._settings.handshake_timeout_s,
                 tls=tls,
             )
@@ -203,7 +213,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        return self._connection.reason is not None
+        return self.connection.reason is not None
 
     def call(self, request: Request) -> ChannelCall:
         """Return a call to be entered with `async with`; entering raises ChannelClosed."""
@@ -221,8 +231,8 @@ class Channel:
 
     async def aclose(self) -> None:
         """Close; calls in progress end with ChannelClosed. Idempotent."""
-        self._connection.shut(ChannelClosed("the channel was closed"), flush=True)
-        await self._connection.wait_lost(_CLOSE_S)
+        self.connection.shut(ChannelClosed("the channel was closed"), flush=True)
+        await self.connection.wait_lost(_CLOSE_S)
 
     # Called by calls.
 
@@ -236,29 +246,20 @@ class Channel:
             )
         return body
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether `writable` would neither wait nor raise."""
-        return self._connection.reason is None and not self._connection.is_congested
-
-    async def writable(self) -> None:
-        """Return once the server accepts more. Raises ChannelClosed."""
-        await self._connection.writable()
-
     def open(self, call: ChannelCall, body: bytes) -> int:
         """Send a call's request; return the call's id."""
         id_ = self._next_id
         self._next_id = id_ % 0xFFFFFFFF + 1
-        self._connection.calls[id_] = call
-        self._connection.write(pack(ChannelFrameKind.OPEN, id_, body))
+        self.connection.calls[id_] = call
+        self.connection.write(pack(ChannelFrameKind.OPEN, id_, body))
         return id_
 
     def cancel(self, id_: int) -> None:
-        if self._connection.calls.pop(id_, None) is not None:
-            self._connection.write(pack(ChannelFrameKind.CANCEL, id_))
+        if self.connection.calls.pop(id_, None) is not None:
+            self.connection.write(pack(ChannelFrameKind.CANCEL, id_))
 
     def grant(self, id_: int, credit: int) -> None:
-        self._connection.write(pack_credit(id_, credit))
+        self.connection.write(pack_credit(id_, credit))
 
     def _closed(self, reason: ChannelClosed) -> None:
         if self._on_closed is not None:

@@ -49,13 +49,13 @@ class ChannelConnection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._flush_due = False
         self._writable = asyncio.Event()
-        self._writable.set()
-        self._reason: ChannelClosed | None = None
+        self.reason: ChannelClosed | None = None  # why it is closed
+        self.is_congested = False  # `writable` would wait
         self._lost = asyncio.Event()
         self._peer = "not connected"
 
     def __repr__(self) -> str:
-        state = "open" if self._reason is None else f"closed: {self._reason}"
+        state = "open" if self.reason is None else f"closed: {self.reason}"
         return f"{type(self).__name__}({self._peer}, {state})"
 
     def frame_received(self, kind: int, call: int, body: memoryview) -> None:
@@ -70,15 +70,11 @@ class ChannelConnection(asyncio.Protocol):
     def peer(self) -> str:
         return self._peer
 
-    @property
-    def reason(self) -> ChannelClosed | None:
-        """Why the channel is closed; None while it is open."""
-        return self._reason
-
     def write(self, frame: bytes) -> None:
         """Send a frame at the end of this loop iteration, in one write with up to seven others."""
-        if self._reason is None:
-            self.flush_soon()
+        if self.reason is None:
+            if not self._flush_due:
+                self.flush_soon()
             self._out.append(frame)
             if len(self._out) == _MAX_JOINED:
                 self._flush()
@@ -89,25 +85,20 @@ class ChannelConnection(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon(self._run_flush)
 
-    @property
-    def is_congested(self) -> bool:
-        """Whether `writable` would wait."""
-        return not self._writable.is_set()
-
     async def writable(self) -> None:
         """Return once the peer accepts more. Raises ChannelClosed."""
-        if not self._writable.is_set():
+        if self.is_congested:
             await self._writable.wait()
-        if self._reason is not None:
-            raise ChannelClosed(str(self._reason))
+        if self.reason is not None:
+            raise ChannelClosed(str(self.reason))
 
     def shut(self, reason: ChannelClosed, *, flush: bool = False) -> None:
         """Close, after sending the written frames if `flush`; do nothing if closed already."""
-        if self._reason is not None:
+        if self.reason is not None:
             return
         if flush:
             self._flush()
-        self._reason = reason
+        self.reason = reason
         self._out.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -116,7 +107,7 @@ class ChannelConnection(asyncio.Protocol):
                 self._transport.close()
             else:
                 self._transport.abort()
-        self._writable.set()
+        self.resume_writing()
         self.connection_closed(reason)
 
     async def wait_lost(self, timeout_s: float) -> None:
@@ -140,7 +131,8 @@ class ChannelConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
 
     def data_received(self, data: bytes) -> None:
-        if self._reason is not None:
+        closed = self.reason
+        if closed is not None:
             return
         self._keepalive.on_data(self._loop.time())
         try:
@@ -160,9 +152,11 @@ class ChannelConnection(asyncio.Protocol):
         self.shut(ChannelClosed(f"connection lost: {exc}" if exc else "the peer closed the channel"))
 
     def pause_writing(self) -> None:
+        self.is_congested = True
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self.is_congested = False
         self._writable.set()
 
     def _run_flush(self) -> None:
@@ -170,7 +164,7 @@ class ChannelConnection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self._out and self._reason is None and self._transport is not None:
+        if self._out and self.reason is None and self._transport is not None:
             out, self._out = self._out, []
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 

@@ -55,6 +55,7 @@ _FIXED_BODIES: dict[int, int] = {
     ChannelFrameKind.PONG: 0,
 }
 _KINDS = frozenset(map(int, ChannelFrameKind))
+_REPLIES = frozenset(map(int, (ChannelFrameKind.DATA, ChannelFrameKind.LAST)))  # of any length
 
 # The exceptions of msgspec for a malformed body: invalid UTF-8 and endless nesting have their own.
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -126,7 +127,8 @@ class FrameSplitter:
         self._wanted = HEADER_BYTES
         while end - start >= HEADER_BYTES:
             length, kind, call = _HEADER.unpack_from(source, start)
-            self._check(length, kind)
+            if kind not in _REPLIES or length > self._max_body_bytes:
+                self._check(length, kind)
             stop = start + HEADER_BYTES + length
             if stop > end:
                 self._wanted = HEADER_BYTES + length

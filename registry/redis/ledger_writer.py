@@ -1,7 +1,6 @@
 """Batched writes of request records: all records that arrive during a write form the next batch."""
 
 import asyncio
-from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
@@ -60,8 +59,7 @@ MAX_BATCH_RECORDS = 64
 _pack = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True)
-class _QueuedRecord:
+class _QueuedRecord(msgspec.Struct):
     packed: bytes
     added: Shieldable[bool]
 
@@ -141,20 +139,21 @@ def _packed(record: RequestRecord) -> bytes:
     # Amounts as text: a script's numbers are floats.
     day = day_of(record.ended_at)
     day_text, usage, spend_fields = _day_parts(day)
+    bucket, spend = _key_parts(record.key_id)
     return _pack(
         (
             record.request_id,
             encode(record).decode(),
             repr(float(record.ended_at)),
             day_text,
-            keys.bucket(record.key_id),
+            bucket,
             str(UNITS * (record.prompt_tokens + record.completion_tokens)),
-            keys.spend(record.key_id),
+            spend,
             spend_fields if record.cost_nanos else (),
             str(record.cost_nanos),
             usage,
             _amounts(record),
-            _client_index(record),
+            _client_index(record) if record.client_request_id else "",
         )
     )
 
@@ -166,10 +165,13 @@ def _day_parts(day: int) -> tuple[str, str, tuple[str, ...]]:
     return str(day), keys.usage(day), tuple([spend_field(period, at) for period in SpendPeriod])
 
 
+@lru_cache(1024)
+def _key_parts(key_id: str) -> tuple[str, str]:
+    return keys.bucket(key_id), keys.spend(key_id)
+
+
 def _client_index(record: RequestRecord) -> str:
-    """Return the record's member of the index by client request id, "" if it has none."""
-    if not record.client_request_id:
-        return ""
+    """Return the record's member of the index by client request id."""
     return keys.client_request(record.client_request_id, record.ended_at, record.request_id)
 
 

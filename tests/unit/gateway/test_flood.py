@@ -109,7 +109,13 @@ class Simulation:
 
     def _arrive(self, tenant: str, prompt: int, output: int, now_ms: float, *, quiet: bool) -> None:
         call = make_call(make_version(), tenant=tenant, prompt=(1,) * prompt, tokens=output)
-        request = Request(QueuedRequest(call, now_ms / 1000, 0, hot=True), prompt, output, quiet, now_ms)
+        request = Request(
+            QueuedRequest(call, VersionKey(call.version.function, 1), now_ms / 1000, 0, hot=True),
+            prompt,
+            output,
+            quiet,
+            now_ms,
+        )
         self._requests[request.queued] = request
         self._admission.enqueue(request.queued)
 

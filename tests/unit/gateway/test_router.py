@@ -19,7 +19,9 @@ KEY = VersionKey("f", 1)
 
 
 def make_queued(at: float = 0.0, *, function: str = "f", tenant: str = "t") -> QueuedRequest:
-    return QueuedRequest(make_call(make_version(function), tenant=tenant), at, 0, hot=False)
+    return QueuedRequest(
+        make_call(make_version(function), tenant=tenant), VersionKey(function, 1), at, 0, hot=False
+    )
 
 
 def pipeline_of(id_: str, *instances: str, rate: float, slots: int) -> PipelineReplica:
