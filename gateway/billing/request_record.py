@@ -200,7 +200,13 @@ class Biller:
         self._in_progress += 1
         try:
             until_s = asyncio.get_running_loop().time() + _WRITE_TIMEOUT_S
-            write = self._begin(record)
+            try:
+                write = self._ledger.add_request(record)
+            except Exception as error:  # a record that does not encode; reported by `_retry`
+                write = asyncio.get_running_loop().create_future()
+                write.set_exception(error)
+            if not isinstance(write, asyncio.Future):
+                write = asyncio.ensure_future(write)
             self._set_deadline(until_s, write)
             cancelled = await wait_shielded(write)
             first = self._result(write)
@@ -218,15 +224,6 @@ class Biller:
             self._in_progress -= 1
             if not self._in_progress:
                 self._quiet.set()
-
-    def _begin(self, record: RequestRecord) -> asyncio.Future[bool]:
-        try:
-            write = self._ledger.add_request(record)
-            return write if isinstance(write, asyncio.Future) else asyncio.ensure_future(write)
-        except Exception as error:  # a record that does not encode; reported by `_retry`
-            refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            refused.set_exception(error)
-            return refused
 
     def _result(self, write: asyncio.Future[bool]) -> "_WriteResult":
         if write.cancelled():

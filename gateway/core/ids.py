@@ -38,11 +38,6 @@ def client_request_id(given: bytes | None) -> str:
     return given.decode("ascii") if given is not None and _VALID.fullmatch(given) else ""
 
 
-def call_id(request: str, index: int) -> str:
-    """Return the id of one call of a request."""
-    return f"{request}/{index}"
-
-
 def model_object_id(prefix: str, request: str) -> str:
     """Return the `id` field of an OpenAI object."""
     return f"{prefix}-{request}"

@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from typing import Protocol, Self, cast
 
 from gateway.core.contract import (
@@ -68,8 +69,8 @@ class OpenCall(ABC):
         """Return the next event. Raises DispatchError, and StopAsyncIteration after the last."""
 
     @abstractmethod
-    async def _leave(self) -> None:
-        """End the call, wherever it is."""
+    def _leave(self) -> Awaitable[None] | None:
+        """End the call, wherever it is; return the rest of that, if it has to wait."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.call.request_id} stage={self.stage} tokens={self.tokens}>"
@@ -83,7 +84,8 @@ class OpenCall(ABC):
         self._ended_s = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
-        await self._leave()
+        if (rest := self._leave()) is not None:
+            await rest
 
     def __aiter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ elsewhere: sampling depends on (seed, position) alone, so the tokens so far, sen
 the same continuation on any replica.
 """
 
+from collections.abc import Awaitable
 from enum import Enum
 from typing import Protocol
 
@@ -131,15 +132,15 @@ class RequestExecution(OpenCall):
     def _enter(self) -> None:
         self._queued = self._router.enter(self.call)
 
-    async def _leave(self) -> None:
+    def _leave(self) -> Awaitable[None] | None:
         """Abort the call, also on the node that runs it, and request usage that was not reported."""
         self._state = _State.OVER
         self._close()
         self._router.leave(self._queued)
         for replica_call in self._replica_calls:
             if not replica_call.exact:
-                await self._collect_unreported()
-                break
+                return self._collect_unreported()
+        return None
 
     def _next_now(self) -> Event | None:
         if self._opened is not None:

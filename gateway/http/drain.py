@@ -71,8 +71,8 @@ class InFlightLimiter:
             message = f"this gateway has {taken} requests in flight, its limit: retry"
             raise ApiError(503, "overloaded", message, retry_after_s=1)
 
-    def charge(self, tenant: str) -> None:
-        """Charge a slot that was taken to its tenant.
+    def charge(self, tenant: str) -> str:
+        """Charge a slot that was taken to its tenant, which is returned.
 
         Raises ApiError (503) if the tenant holds too many, given how few are free for others.
         """
@@ -82,6 +82,7 @@ class InFlightLimiter:
             message = f"this tenant has {own} requests in flight, its share of this gateway: retry"
             raise ApiError(503, "overloaded", message, retry_after_s=1)
         self._tenants[tenant] = own + 1
+        return tenant
 
     def refund(self, tenant: str) -> None:
         """Take a charged slot off its tenant's account."""

@@ -156,7 +156,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._without_progress += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._unsupported_upgrade_warning()
+        except httptools.HttpParserError:
+            self.send_400_response("")
         if self._without_progress > MAX_HEAD_BYTES:
             self._refuse_size()
         if self._in_head:

@@ -7,7 +7,6 @@ from typing import Self, TypeVar
 
 from gateway.billing.request_record import BillingFailed
 from gateway.core.contract import Assigned, FunctionCall
-from gateway.core.ids import call_id
 from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
 from gateway.http.limits import ClientGone
@@ -76,7 +75,7 @@ class BilledRequest:
 
     def next_call_id(self) -> str:
         """Return the id of the next call."""
-        return call_id(self.context.request_id, len(self.runs))
+        return f"{self.context.request_id}/{len(self.runs)}"
 
     def note_assigned(self, assigned: Assigned) -> bool:
         """Record the assignment of a call; return whether it was the request's first call.

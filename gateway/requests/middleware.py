@@ -71,12 +71,13 @@ class RequestMiddleware:
         if endpoint.needs is RequiredKey.NOTHING:
             await endpoint(scope, receive, reply.send)
             return
-        has_body = not endpoint.streamed_body and _has_body(headers)
+        length = headers.get(b"content-length", b"0")
+        has_body = not endpoint.streamed_body and (length != b"0" or b"transfer-encoding" in headers)
         slot = _InFlightRequest(self._services.limiter, receive, has_body=has_body)
         try:
             auth, header = self._services.auth, headers.get(b"authorization")
             context.key = auth.known(header) or await auth.authenticate(header)
-            slot.charge(context.key.tenant)
+            slot.tenant = self._services.limiter.charge(context.key.tenant)
             if endpoint.needs is RequiredKey.ADMIN:
                 require_admin(context.key, scope["path"])
             if endpoint.follows:
@@ -136,7 +137,7 @@ class _InFlightRequest:
         self._limiter = limiter
         self._receive = receive
         self._released = False
-        self._tenant: str | None = None
+        self.tenant: str | None = None  # to which the slot was charged
         self._arriving = has_body
         if self._arriving:
             limiter.begin_body()
@@ -161,26 +162,17 @@ class _InFlightRequest:
             self._limiter.admit()
             self._arriving = False
 
-    def charge(self, tenant: str) -> None:
-        """Charge the slot to the tenant. Raises ApiError (503) if it holds too many."""
-        self._limiter.charge(tenant)
-        self._tenant = tenant
-
     def release(self) -> None:
         """Free the slot. Idempotent."""
         if self._released:
             return
         self._released = True
-        if self._tenant is not None:
-            self._limiter.refund(self._tenant)
+        if self.tenant is not None:
+            self._limiter.refund(self.tenant)
         if self._arriving:
             self._limiter.abandon_body()
         else:
             self._limiter.release()
-
-
-def _has_body(headers: dict[bytes, bytes]) -> bool:
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 class _ReplySender:

@@ -76,7 +76,8 @@ class ChannelCall:
     def cancel(self) -> None:
         """Cancel the handler, unless it has ended. Idempotent."""
         self._replies.clear()
-        self._channel.cancel(self._id)
+        if self._end is None:
+            self._channel.cancel(self._id)
 
     def __aiter__(self) -> "ChannelCall":
         return self

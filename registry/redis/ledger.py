@@ -1,6 +1,5 @@
 """The usage ledger in Redis: each record and its sums are added atomically, once."""
 
-import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 
@@ -83,9 +82,7 @@ class RedisLedger(RedisStore):
     def __init__(self, connections: ConnectionPool, *, feed_length: int = keys.FEED_LENGTH) -> None:
         super().__init__(connections, feed_length=feed_length)
         self._writer = LedgerWriter(connections)
-
-    def add_request(self, record: RequestRecord) -> asyncio.Future[bool]:
-        return self._writer.add(record)
+        self.add_request = self._writer.add
 
     async def void_request(self, record: RequestRecord) -> bool:
         return await self._writer.void(record)
