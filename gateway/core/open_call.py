@@ -1,6 +1,7 @@
 """A call in progress: its events under its deadlines, with a running count of its output and usage."""
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Protocol, Self, cast
@@ -17,6 +18,38 @@ from gateway.core.contract import (
 from registry.messages.node import RequestUsage, Tokens
 
 _STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which no start makes progress
+
+
+class DeadlineTimer:
+    """One timer for the deadlines of all open calls: most calls end long before theirs."""
+
+    def __init__(self) -> None:
+        self.calls: set[OpenCall] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at_s = math.inf
+
+    def __repr__(self) -> str:
+        return f"<DeadlineTimer {len(self.calls)} calls>"
+
+    def add(self, call: "OpenCall", at_s: float) -> None:
+        """Check the call at `at_s` or before, until it is taken out of `calls`."""
+        self.calls.add(call)
+        if at_s < self._at_s:
+            self._set(at_s)
+
+    def _set(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at_s = at_s
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._at_s = None, math.inf
+        now_s = asyncio.get_running_loop().time()
+        checked = [(call, call.check_deadline(now_s)) for call in self.calls]
+        self.calls = {call for call, at_s in checked if at_s < math.inf}
+        if self.calls:
+            self._set(min([at_s for _, at_s in checked]))
 
 
 class OpenCall(ABC):
@@ -41,12 +74,13 @@ class OpenCall(ABC):
     _ended_s: float | None = None
     _reader: asyncio.Task[object] | None = None
     _waiting: asyncio.Task[object] | None = None  # the reader, while it waits for an event
-    _timer: asyncio.TimerHandle | None = None  # fires at the deadline, or before it has moved
+    _is_timed = False
     _expired = False
     _cancelling = 0  # of the reader, when its wait expired
 
-    def __init__(self, call: FunctionCall) -> None:
+    def __init__(self, call: FunctionCall, timer: DeadlineTimer) -> None:
         self.call = call
+        self._timer = timer
         self._loop = asyncio.get_running_loop()
         self._started_s = self._progress_s = self._waiting_since_s = self._loop.time()
         self._reached: dict[str, float] = {}
@@ -82,8 +116,7 @@ class OpenCall(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         self._ended_s = self._loop.time()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.calls.discard(self)
         if (rest := self._leave()) is not None:
             await rest
 
@@ -93,16 +126,16 @@ class OpenCall(ABC):
     async def __anext__(self) -> Event:
         """Return the next event. Raises DispatchError, also at its deadline.
 
-        As asyncio.timeout does, the timer cancels the task and its cancellation is taken back here. There is
-        one timer for all waits of the call, since most events arrive long before their deadline.
+        As asyncio.timeout does, the timer cancels the task and its cancellation is taken back here.
         """
         event = self._next_now()
         if event is None:
             task = self._waiting = self._reader
             assert task is not None, "not entered"
             self._waiting_since_s = self._loop.time()
-            if self._timer is None:
-                self._set_timer(self._waiting_since_s)
+            if not self._is_timed:
+                self._is_timed = True
+                self._timer.add(self, self._check_at_s(self._waiting_since_s))
             try:
                 event = await self._next()
             except asyncio.CancelledError:
@@ -163,21 +196,19 @@ class OpenCall(ABC):
         ended_s = self._ended_s or self._loop.time()
         return (ended_s - self._assigned_s) * 1000
 
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._waiting is None:
-            return  # the next wait sets it again
-        now_s = self._loop.time()
-        if now_s < self._deadline_s():
-            self._set_timer(now_s)
-        else:
+    def check_deadline(self, now_s: float) -> float:
+        """Cancel the wait if its deadline has passed; return when to check again, infinity for never."""
+        if self._waiting is not None and now_s < self._deadline_s():
+            return self._check_at_s(now_s)
+        self._is_timed = False  # the next wait adds it again
+        if self._waiting is not None:
             self._expired, self._cancelling = True, self._waiting.cancelling()
             self._waiting.cancel()
+        return math.inf
 
-    def _set_timer(self, now_s: float) -> None:
+    def _check_at_s(self, now_s: float) -> float:
         # No later than the deadline of a wait that begins now may be, once there is an output.
-        idle_until_s = now_s + self.call.deadlines.idle_s
-        self._timer = self._loop.call_at(min(self._deadline_s(), idle_until_s), self._on_timer)
+        return min(self._deadline_s(), now_s + self.call.deadlines.idle_s)
 
     def _note_progress(self, event: WaitStage) -> None:
         # A start that fails and is retried repeats its stages; only a new maximum is progress, so failing

@@ -11,6 +11,7 @@ from gateway.cluster.node_client import ChannelPool
 from gateway.cluster.replicas import PipelineReplica, Replica, slots_key_of
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import DispatchError, FunctionCall, WaitStage
+from gateway.core.open_call import DeadlineTimer
 from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.execution import ReplicaOutcome, RequestExecution
@@ -71,6 +72,7 @@ class CallDispatcher:
         self.slots = ReplicaSlots()
         self.counts = DispatchCounts()
         self.pipeline_calls = PipelineCalls()
+        self.deadlines = DeadlineTimer()
         self._state_cache = cluster.state_cache
         self._changes = cluster.changes
         self.links = links

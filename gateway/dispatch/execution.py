@@ -15,7 +15,7 @@ from gateway.cluster.node_client import NodeCall, NodeClient
 from gateway.cluster.replicas import PipelineReplica, Replica
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage
-from gateway.core.open_call import OpenCall
+from gateway.core.open_call import DeadlineTimer, OpenCall
 from gateway.dispatch.admission import QueuedRequest
 from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
 from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
@@ -93,6 +93,9 @@ class RequestRouter(Protocol):
     def stage(self, key: VersionKey) -> WaitStage: ...
 
     @property
+    def deadlines(self) -> DeadlineTimer: ...
+
+    @property
     def max_tries(self) -> int: ...
 
     @property
@@ -122,7 +125,7 @@ class RequestExecution(OpenCall):
     _outputs_before = 0  # outputs of earlier tries
 
     def __init__(self, router: RequestRouter, call: FunctionCall, clock: Clock) -> None:
-        super().__init__(call)
+        super().__init__(call, router.deadlines)
         self._router = router
         self._clock = clock
         self._token_ids: list[int] = []  # generated so far

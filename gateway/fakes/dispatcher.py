@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.condition import ChangeCondition
 from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, WaitStage
-from gateway.core.open_call import OpenCall
+from gateway.core.open_call import DeadlineTimer, OpenCall
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError
 from registry.messages.node import Compute, Generate, InvokeHandler, RequestUsage, Tokens
 from registry.records.change import Snapshot
@@ -48,7 +48,7 @@ class ScriptedCall(OpenCall):
     """A call that plays a script; its usage is that of the script's outputs."""
 
     def __init__(self, dispatcher: "FakeDispatcher", call: FunctionCall) -> None:
-        super().__init__(call)
+        super().__init__(call, dispatcher.deadlines)
         self._dispatcher = dispatcher
         self._source = dispatcher.script(call)
         self._gpu_us = 0
@@ -88,6 +88,7 @@ class FakeDispatcher:
     open: set[str] = field(default_factory=set)
     left_early: list[str] = field(default_factory=list)
     changes: ChangeCondition = field(default_factory=ChangeCondition)
+    deadlines: DeadlineTimer = field(default_factory=DeadlineTimer)
 
     def run(self, call: FunctionCall) -> ScriptedCall:
         return ScriptedCall(self, call)
