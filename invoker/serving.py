@@ -130,7 +130,7 @@ async def compute(
 async def invoke_handler(
     instance: Instance, request: InvokeHandler, clock: Clock, calls: Calls
 ) -> AsyncGenerator[Reply, None]:
-    """Yield what the handler returns or yields, then the usage.
+    """Yield what the handler returns, with the usage, or what it yields, then the usage.
 
     The call is charged for the accelerator until the handler has really ended, shared with concurrent calls.
     """
@@ -151,14 +151,19 @@ async def invoke_handler(
         outputs: AsyncIterator[HandlerOutput] = handler.invoke(
             request.request_id, request.body, request.timeout_s, on_ended
         )
+        returned: bytes | None = None
         try:
             async for output in outputs:
-                yield HandlerChunk(data=output.data, stream=output.stream)
+                if output.stream:
+                    yield HandlerChunk(data=output.data, stream=True)
+                else:
+                    returned = output.data
         finally:  # cancels the call if it has not ended
             if isinstance(outputs, AsyncGenerator):
                 await outputs.aclose()
     total_us = round((clock.monotonic_s() - started_s) * 1e6)
-    yield RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, exec_us=total_us)
+    usage = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, exec_us=total_us)
+    yield usage if returned is None else HandlerChunk(data=returned, usage=usage)
 
 
 def _usage(call: NodeCall, took_s: float, *, prompt: int, completion: int = 0) -> RequestUsage:

@@ -15,7 +15,7 @@ from gateway.core.contract import (
     FunctionCall,
     WaitStage,
 )
-from registry.messages.node import RequestUsage, Tokens
+from registry.messages.node import HandlerChunk, RequestUsage, Tokens
 
 _STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which no start makes progress
 
@@ -53,7 +53,9 @@ class DeadlineTimer:
 
 
 class OpenCall(ABC):
-    """A context manager and async iterator over the events of one call, the last of which is RequestUsage.
+    """A context manager and async iterator over the events of one call.
+
+    The last of them is RequestUsage, or a HandlerChunk that has it.
 
     It enforces three independent limits: until the first output, between two outputs, and for the whole call.
     The first restarts whenever the start that the call waits for makes progress. Time that the reader takes
@@ -160,6 +162,9 @@ class OpenCall(ABC):
                 self.stage = "first output"
             case RequestUsage():
                 self.usage = event
+            case HandlerChunk(usage=usage):
+                self._note_output()
+                self.usage = usage
             case _:
                 self._note_output()
         return event

@@ -352,6 +352,9 @@ class RequestExecution(OpenCall):
                     self._state = _State.FINISHED
             case HandlerChunk(stream=True):
                 pass
+            case HandlerChunk(usage=RequestUsage(gpu_us=gpu_us)):
+                replica_call.gpu_us, replica_call.exact = gpu_us, True
+                self._state = _State.OVER
             case Arrays() | HandlerChunk():
                 self._state = _State.FINISHED
             case RequestUsage(gpu_us=gpu_us):

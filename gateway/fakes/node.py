@@ -322,7 +322,10 @@ class FakeNode:
             case InvokeHandler(body=body):
                 await self.token.through()
                 self.use(work.request_id)
-                await send(HandlerChunk(data=body))
+                used_us = self.used_us.get(work.request_id, 0)
+                usage = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=used_us, exec_us=used_us)
+                await send(HandlerChunk(data=body, usage=usage))
+                return
         used_us = self.used_us.get(work.request_id, 0)
         await send(
             RequestUsage(prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, exec_us=used_us)

@@ -85,6 +85,8 @@ class HandlerReply:
                             await stream.event(data)
                         else:
                             answer = data
+                            if event.usage is not None:
+                                break
                     case RequestUsage():
                         break
                     case WaitStage() if reporter is not None:

@@ -320,10 +320,14 @@ class Arrays(Message, frozen=True, kw_only=True):
 
 
 class HandlerChunk(Message, frozen=True, kw_only=True):
-    """A JSON value (UTF-8 bytes); with `stream` the handler is a generator, so more may follow."""
+    """A JSON value (UTF-8 bytes); with `stream` the handler is a generator, so more may follow.
+
+    With `usage` it is the last reply of its call.
+    """
 
     data: bytes
     stream: bool = False
+    usage: RequestUsage | None = None
 
 
 class LogChunk(Message, frozen=True, kw_only=True):
