@@ -21,6 +21,7 @@ from gateway.http.metrics import ControlFacts, Metrics
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
+from rdmacast.aio.loop_lag import watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
@@ -111,6 +112,7 @@ async def _serve(server: GatewayServer, services: Services, collector: BlobColle
             group.create_task(services.leases.run(), name="leases"),
             group.create_task(services.biller.outbox.run(), name="outbox"),
             group.create_task(collector.run(), name="blob collector"),
+            group.create_task(watch_loop_lag(_log, services.metrics.loop_lag.observe), name="loop lag"),
         ]
         try:
             await server.serve_and_drain()

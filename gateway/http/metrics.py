@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.cluster.cast_tracker import CastEnded
+from gateway.http.loop_lag import loop_lag_metric
 from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 
@@ -87,6 +88,7 @@ class Metrics:
             "Records of failed requests that wait in the outbox for the ledger.",
             registry=registry,
         )
+        self.loop_lag = loop_lag_metric(registry)
         registry.register(_ClusterCollector(view, control, self.held))
         # Looking up a child by its labels costs more than counting in it.
         for metric in (self.requests, self.duration, self.first_token, self.per_token):

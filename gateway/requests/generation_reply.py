@@ -59,7 +59,7 @@ class WholeReply:
             async with BilledRequest(self._services, plan.context, plan.version) as job:
                 await run_all(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
                 usage = usage_json(prompt_tokens(job.runs), completion_tokens(job.runs))
-                body = plan.format.whole(outcomes, usage)
+                body = await plan.format.whole(outcomes, usage)
                 await job.complete()
             guard.disarm()
             await raw_json(body, headers=job.headers(final=True))(scope, receive, send)
