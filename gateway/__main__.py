@@ -34,6 +34,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _STATE_WAIT_S = 60.0
 _RETRY_S = 0.2
+_GIL_SWITCH_INTERVAL_S = 0.0005
 
 
 async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> None:
@@ -138,6 +139,8 @@ def main(argv: Sequence[str]) -> int:
     # Requests create few cycles: collecting after every 700 allocations wastes time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    # By default a thread that runs Python (a large chat's template) delays the loop by 5 ms per GIL switch.
+    sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:
         uvloop.run(run(settings))
     except RegistryError as error:

@@ -17,6 +17,7 @@ from gateway.requests.compute import Vector, as_json, rows, run_compute, shorten
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import wrong_task
 from gateway.schemas.openai import EmbeddingRequest
+from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Compute
 from registry.records.function import FunctionTask, FunctionVersion
 
@@ -76,7 +77,9 @@ class _EmbeddingReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         vectors: dict[int, Vector] = {}
         with CancelOnDisconnect(scope) as guard:
-            async with BilledRequest(self._services, self._context, self._version) as job:
+            starts = range(0, len(self._inputs), _BATCH)
+            bound = WorkBound(calls=len(starts), prompt_tokens=sum(map(len, self._inputs)))
+            async with BilledRequest(self._services, self._context, self._version, bound) as job:
 
                 async def batch(start: int) -> None:
                     ids = tuple(self._inputs[start : start + _BATCH])
@@ -90,7 +93,6 @@ class _EmbeddingReply:
                     for offset, vector in enumerate(rows(await run_compute(job, work), "embeddings")):
                         vectors[start + offset] = vector
 
-                starts = range(0, len(self._inputs), _BATCH)
                 await run_all(starts, batch, at_once=_MAX_CONCURRENT_CALLS)
                 await job.complete()
                 body = await self._body(vectors, prompt_tokens(job.runs))

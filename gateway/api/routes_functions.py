@@ -31,6 +31,7 @@ from gateway.schemas.functions import (
 )
 from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Object
 from gateway.schemas.parameters import TOP_K
+from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Array, Compute
 from registry.records.function import FunctionTask, FunctionVersion
 
@@ -185,7 +186,8 @@ class EncoderReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with CancelOnDisconnect(scope) as guard:
-            async with BilledRequest(self._services, self._context, self._version) as job:
+            bound = WorkBound(prompt_tokens=sum(map(len, self._token_ids)))
+            async with BilledRequest(self._services, self._context, self._version, bound) as job:
                 work = Compute(
                     request_id=job.next_call_id(),
                     instance_id="",

@@ -37,6 +37,8 @@ class OpenCall(ABC):
         self.tokens = 0
         self.passed_on = 0  # tokens that the reader has passed on
         self.outputs = 0
+        self.failed = False  # for another reason than a deadline or its reader
+        self.overran = False  # the limit of the whole call ended it
         self.first_output_s: float | None = None
         self._assigned_s: float | None = None
         self._ended_s: float | None = None
@@ -80,7 +82,8 @@ class OpenCall(ABC):
         self._enter()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.failed = isinstance(error, DispatchError) and error.code != "timeout"
         self._ended_s = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
@@ -204,6 +207,7 @@ class OpenCall(ABC):
         limits = self.call.deadlines
         passed = self._loop.time() - self._started_s
         if passed >= limits.total_s:
+            self.overran = True
             limit = f"the limit for the whole request is {limits.total_s:g} s"
         elif self.outputs:
             limit = f"the limit until the next output is {limits.idle_s:g} s"
