@@ -66,7 +66,7 @@ class Encoder:
             raise BadRequest(
                 f"the chat template of {self._version.function!r} does not support tools", param="tools"
             )
-        if body_bytes <= self._inline_chars:
+        if body_bytes <= 2 * self._inline_chars:
             text = template.render(messages, tools=tools, variables=variables)
         else:
             render = partial(template.render, messages, tools=tools, variables=variables)
