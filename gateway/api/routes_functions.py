@@ -149,6 +149,8 @@ class FunctionRoutes:
 def _check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
     """Raise ApiError unless the body is JSON within bounds; builds no objects."""
     decode(body, _RAW, limits, bounds)
+    if body.isascii():
+        return
     try:
         body.decode()
     except UnicodeDecodeError as error:
