@@ -21,6 +21,7 @@ from gateway.http.metrics import ControlFacts, Metrics
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
+from rdmacast.aio.loop_lag import watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
@@ -33,6 +34,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _STATE_WAIT_S = 60.0
 _RETRY_S = 0.2
+_GIL_SWITCH_INTERVAL_S = 0.0005
 
 
 async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> None:
@@ -111,6 +113,7 @@ async def _serve(server: GatewayServer, services: Services, collector: BlobColle
             group.create_task(services.leases.run(), name="leases"),
             group.create_task(services.biller.outbox.run(), name="outbox"),
             group.create_task(collector.run(), name="blob collector"),
+            group.create_task(watch_loop_lag(_log, services.metrics.loop_lag.observe), name="loop lag"),
         ]
         try:
             await server.serve_and_drain()
@@ -136,6 +139,8 @@ def main(argv: Sequence[str]) -> int:
     # Requests create few cycles: collecting after every 700 allocations wastes time.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    # By default a thread that runs Python (a large chat's template) delays the loop by 5 ms per GIL switch.
+    sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:
         uvloop.run(run(settings))
     except RegistryError as error:

@@ -49,6 +49,7 @@ from invoker.settings import Settings
 from invoker.watchdog import watch_steps
 from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.loop_lag import watch_loop_lag
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.protocol.tls import NodeTls
@@ -95,6 +96,7 @@ async def run_node(
             node.longest_step_us, settings.step_timeout_s, partial(_abort, settings.node_id, epoch, state)
         )
         stack.callback(asyncio.create_task(watching, name="watchdog").cancel)
+        stack.callback(asyncio.create_task(watch_loop_lag(log), name="loop lag").cancel)
         try:
             await _wait_for_either(publishing, asyncio.create_task(_until(stop)))
             if not publishing.done():

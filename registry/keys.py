@@ -24,6 +24,7 @@
 | `hc:keys` | hash | key id -> ApiKey |
 | `hc:bucket:<key id>` | hash | `at` (ms), `requests`, `tokens`: units used of the key's rates; expires |
 | `hc:concurrency:<key id>` | sorted set | requests in progress by lease expiry (ms); expires |
+| `hc:reserved:<key id>` | hash | lease -> nanos that its request may cost, while the lease is held; expires |
 | `hc:spend:<key id>` | hash | day, month or `total` -> what the key's requests cost in it, in nanos |
 | `hc:requests` | hash | request id -> RequestRecord |
 | `hc:requests-by-end` | sorted set | request ids by `ended_at` |
@@ -59,6 +60,7 @@ LEASE_EPOCHS = "hc:lease-epochs"
 API_KEYS = "hc:keys"
 BUCKET_PREFIX = "hc:bucket:"
 CONCURRENCY_PREFIX = "hc:concurrency:"
+RESERVED_PREFIX = "hc:reserved:"
 SPEND_PREFIX = "hc:spend:"
 REQUESTS = "hc:requests"
 REQUESTS_BY_END = "hc:requests-by-end"
@@ -83,6 +85,8 @@ SCALE_TOKEN_TTL_S = 3600
 CAST_TTL_S = 3600
 # A bucket unused for this long is empty.
 BUCKET_TTL_S = 86_400
+# Longer than any request runs after the last that reserved.
+RESERVED_TTL_S = 86_400
 
 
 def node(node_id: str) -> str:
@@ -124,6 +128,10 @@ def bucket(key_id: str) -> str:
 
 def concurrency(key_id: str) -> str:
     return CONCURRENCY_PREFIX + key_id
+
+
+def reserved(key_id: str) -> str:
+    return RESERVED_PREFIX + key_id
 
 
 def spend(key_id: str) -> str:

@@ -185,6 +185,14 @@ class QuotaState(Protocol):
         """
         ...
 
+    async def reserve(self, key: ApiKey, lease_id: str, nanos: int, *, now: float) -> bool:
+        """Reserve an amount in the key's spend limit for as long as the lease is held.
+
+        Returns False, and reserves nothing, if the amount spent in the period of `now` and the reservations
+        of the key's other leases reach the limit. A repetition replaces the reservation.
+        """
+        ...
+
     async def renew_concurrency_leases(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
         """Renew leases for `ttl_s`, expired ones too; must not be called for released ones."""
         ...

@@ -9,13 +9,15 @@ from gateway.core.errors import BadRequest
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import decode, read_body
-from gateway.http.responses import json_response
-from gateway.inference.tokenization import Encoder, split_prompts
+from gateway.http.pieces import encode_array
+from gateway.http.responses import raw_json
+from gateway.inference.tokenization import split_prompts
 from gateway.requests.billed_request import BilledRequest, run_all
 from gateway.requests.compute import Vector, as_json, rows, run_compute, shortened
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import wrong_task
 from gateway.schemas.openai import EmbeddingRequest
+from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Compute
 from registry.records.function import FunctionTask, FunctionVersion
 
@@ -49,18 +51,9 @@ class EmbeddingRoutes:
         self._services.health.require_alive()
         limits = self._services.settings.limits
         assets = await self._services.assets.get(version)
-        encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
-        inputs = [
-            await encoder.prompt(text, param="input")
-            for text in split_prompts(payload.input, param="input", limit=limits.inputs)
-        ]
-        for index, ids in enumerate(inputs):
-            if 0 < version.context_length < len(ids):
-                raise BadRequest(
-                    f"input[{index}] has {len(ids)} tokens; the model's context is {version.context_length}",
-                    param="input",
-                    code="context_length_exceeded",
-                )
+        _check_dimensions(payload.dimensions, assets.config.get("hidden_size"))
+        texts = split_prompts(payload.input, param="input", limit=limits.inputs)
+        inputs = await self._services.encoder(version, assets, context).prompts(texts, param="input")
         return _EmbeddingReply(self._services, context, version, inputs, payload, assets.pooling)
 
 
@@ -84,7 +77,9 @@ class _EmbeddingReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         vectors: dict[int, Vector] = {}
         with CancelOnDisconnect(scope) as guard:
-            async with BilledRequest(self._services, self._context, self._version) as job:
+            starts = range(0, len(self._inputs), _BATCH)
+            bound = WorkBound(calls=len(starts), prompt_tokens=sum(map(len, self._inputs)))
+            async with BilledRequest(self._services, self._context, self._version, bound) as job:
 
                 async def batch(start: int) -> None:
                     ids = tuple(self._inputs[start : start + _BATCH])
@@ -98,25 +93,27 @@ class _EmbeddingReply:
                     for offset, vector in enumerate(rows(await run_compute(job, work), "embeddings")):
                         vectors[start + offset] = vector
 
-                starts = range(0, len(self._inputs), _BATCH)
                 await run_all(starts, batch, at_once=_MAX_CONCURRENT_CALLS)
-                body = self._body(vectors, prompt_tokens(job.runs))
                 await job.complete()
+                body = await self._body(vectors, prompt_tokens(job.runs))
             guard.disarm()
-            await json_response(body, headers=job.headers(final=True))(scope, receive, send)
+            await raw_json(body, headers=job.headers(final=True))(scope, receive, send)
 
-    def _body(self, vectors: dict[int, Vector], tokens: int) -> dict[str, object]:
-        payload = self._payload
-        data = []
-        for index in range(len(self._inputs)):
-            vector = vectors[index]
-            if payload.dimensions is not None:
-                if payload.dimensions > len(vector):
-                    raise BadRequest(
-                        f"'dimensions' must be at most {len(vector)}, those of the model", param="dimensions"
-                    )
-                vector = shortened(vector, payload.dimensions)
-            embedding = as_json(vector, base64_encoded=payload.encoding_format == "base64")
-            data.append({"object": "embedding", "index": index, "embedding": embedding})
+    async def _body(self, vectors: dict[int, Vector], tokens: int) -> bytes:
+        data = await encode_array(self._item(index, vectors[index]) for index in range(len(self._inputs)))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": payload.model, "usage": usage}
+        answer = {"object": "list", "data": data, "model": self._payload.model, "usage": usage}
+        return msgspec.json.encode(answer)
+
+    def _item(self, index: int, vector: Vector) -> dict[str, object]:
+        dimensions = self._payload.dimensions
+        if dimensions is not None:
+            _check_dimensions(dimensions, len(vector))
+            vector = shortened(vector, dimensions)
+        embedding = as_json(vector, base64_encoded=self._payload.encoding_format == "base64")
+        return {"object": "embedding", "index": index, "embedding": embedding}
+
+
+def _check_dimensions(wanted: int | None, width: object) -> None:
+    if wanted is not None and isinstance(width, int) and wanted > width:
+        raise BadRequest(f"'dimensions' must be at most {width}, those of the model", param="dimensions")

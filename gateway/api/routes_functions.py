@@ -1,6 +1,6 @@
 """POST /functions/{name}[:version]/invoke, the endpoint of all tasks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -12,10 +12,12 @@ from gateway.api.routes_generate import GenerateRoutes
 from gateway.core.errors import Unprocessable, from_validation
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.disconnect import CancelOnDisconnect
-from gateway.http.limits import check_json, decode, decode_large, read_body
-from gateway.http.responses import json_response
+from gateway.http.limits import check_json, decode, read_body
+from gateway.http.pieces import encode_array
+from gateway.http.responses import raw_json
+from gateway.inference.assets import ModelAssets
 from gateway.inference.images import pixels
-from gateway.inference.tokenization import Encoder, split_prompts
+from gateway.inference.tokenization import split_prompts
 from gateway.requests.billed_request import BilledRequest
 from gateway.requests.compute import Vector, rows, run_compute, top_labels
 from gateway.requests.handler_reply import HandlerReply
@@ -25,18 +27,19 @@ from gateway.schemas.functions import (
     ClassifyRequest,
     ClassifyResponse,
     FeaturesRequest,
-    FeaturesResponse,
 )
 from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Object
 from gateway.schemas.parameters import TOP_K
+from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Array, Compute
 from registry.records.function import FunctionTask, FunctionVersion
 
+_INLINE_BYTES = 1 << 20
 _TEXT_TASKS = (FunctionTask.GENERATE, FunctionTask.EMBED)
 
 T = TypeVar("T")
 Kind = Literal["classify", "text_features", "image_features"]
-Shape = Callable[[Sequence[Vector]], msgspec.Struct]
+Shape = Callable[[Sequence[Vector]], Awaitable[bytes]]
 
 
 class FunctionRoutes:
@@ -64,7 +67,7 @@ class FunctionRoutes:
         body = await read_body(request.scope, request.receive, limits, limit_bytes=max_bytes)
         match version.task:
             case FunctionTask.HANDLER:
-                await check_json(body, limits, limits.handler_json)
+                await self._large(context, body, check_json, limits, limits.handler_json)
                 wanted = _accepts_events(request.scope)
                 return HandlerReply(self._services, context, version, body, events_wanted=wanted)
             case FunctionTask.GENERATE:
@@ -84,7 +87,8 @@ class FunctionRoutes:
         given = decode(body, self._object, self._services.settings.limits) | {"model": spec}
         require_input(version, given)
         if "messages" in given:
-            return await self._generate.chat_reply(context, version, _convert(given, ChatRequest))
+            payload = _convert(given, ChatRequest)
+            return await self._generate.chat_reply(context, version, payload, body_bytes=len(body))
         return await self._generate.completion_reply(context, version, _convert(given, CompletionRequest))
 
     async def _classification(
@@ -96,13 +100,13 @@ class FunctionRoutes:
             image, top_k = body, TOP_K.read(request)
         else:
             limits = self._services.settings.limits
-            payload = await decode_large(body, self._classify, limits, limits.image_json)
+            payload = await self._large(context, body, decode, self._classify, limits, limits.image_json)
             image, top_k = payload.image, payload.top_k
-        array = await pixels(image, assets.preprocessor)
+        array = await self._pixels(context, body, image, assets)
 
-        def shape(vectors: Sequence[Vector]) -> ClassifyResponse:
+        async def shape(vectors: Sequence[Vector]) -> bytes:
             best = top_labels(vectors[0], assets.labels, top_k)
-            return ClassifyResponse(labels=best)
+            return msgspec.json.encode(ClassifyResponse(labels=best))
 
         return EncoderReply(
             self._services, context, version, "classify", pixels=array, output="logits", shape=shape
@@ -114,22 +118,37 @@ class FunctionRoutes:
         limits = self._services.settings.limits
         assets = await self._services.assets.get(version)
         if _is_image(request):
-            array = await pixels(body, assets.preprocessor)
+            array = await self._pixels(context, body, body, assets)
             return EncoderReply(self._services, context, version, "image_features", pixels=array)
-        payload = await decode_large(body, self._features, limits, limits.image_json)
+        payload = await self._large(context, body, decode, self._features, limits, limits.image_json)
         if payload.image is not None and payload.text is None:
-            array = await pixels(payload.image, assets.preprocessor)
+            array = await self._pixels(context, body, payload.image, assets)
             return EncoderReply(self._services, context, version, "image_features", pixels=array)
         if payload.text is None or payload.image is not None:
             raise Unprocessable("give exactly one of 'text' and 'image'", param="text")
-        encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
         texts = split_prompts(payload.text, param="text", limit=limits.inputs)
-        ids = tuple([await encoder.prompt(text, param="text") for text in texts])
-        return EncoderReply(self._services, context, version, "text_features", token_ids=ids)
+        ids = await self._services.encoder(version, assets, context).prompts(texts, param="text")
+        return EncoderReply(self._services, context, version, "text_features", token_ids=tuple(ids))
+
+    async def _large(
+        self, context: RequestContext, body: bytes, decoder: Callable[..., T], *args: object
+    ) -> T:
+        """Return `decoder(body, …)`, in a thread if the body is large."""
+        if len(body) <= _INLINE_BYTES:
+            return decoder(body, *args)
+        executor = self._services.executors.json
+        return await executor.run(context.caller.tenant, len(body), decoder, body, *args)
+
+    async def _pixels(
+        self, context: RequestContext, body: bytes, image: str | bytes | list[object], assets: ModelAssets
+    ) -> Array:
+        executor = self._services.executors.images
+        return await executor.run(context.caller.tenant, len(body), pixels, image, assets.preprocessor)
 
 
-def _features_response(vectors: Sequence[Vector]) -> FeaturesResponse:
-    return FeaturesResponse(features=[vector.tolist() for vector in vectors])
+async def _features_response(vectors: Sequence[Vector]) -> bytes:
+    features = await encode_array(vector.tolist() for vector in vectors)
+    return msgspec.json.encode({"features": features})
 
 
 class EncoderReply:
@@ -158,7 +177,8 @@ class EncoderReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with CancelOnDisconnect(scope) as guard:
-            async with BilledRequest(self._services, self._context, self._version) as job:
+            bound = WorkBound(prompt_tokens=sum(map(len, self._token_ids)))
+            async with BilledRequest(self._services, self._context, self._version, bound) as job:
                 work = Compute(
                     request_id=job.next_call_id(),
                     instance_id="",
@@ -166,10 +186,10 @@ class EncoderReply:
                     pixels=self._pixels,
                     token_ids=self._token_ids,
                 )
-                answer = self._shape(rows(await run_compute(job, work), self._output))
+                answer = await self._shape(rows(await run_compute(job, work), self._output))
                 await job.complete()
             guard.disarm()
-            await json_response(answer, headers=job.headers(final=True))(scope, receive, send)
+            await raw_json(answer, headers=job.headers(final=True))(scope, receive, send)
 
 
 def _convert(given: Object, kind: type[T]) -> T:

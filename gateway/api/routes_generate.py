@@ -10,7 +10,7 @@ from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.limits import decode, read_body
 from gateway.inference.assets import ModelAssets
-from gateway.inference.tokenization import Encoder, split_prompts, token_budget
+from gateway.inference.tokenization import split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
@@ -55,19 +55,18 @@ class GenerateRoutes:
         payload = decode(body, self._chat, limits)
         context = request_context(request.scope)
         version = await self._services.functions.resolve(payload.model, context.caller)
-        return await self.chat_reply(context, version, payload)
+        return await self.chat_reply(context, version, payload, body_bytes=len(body))
 
     async def completion_reply(
         self, context: RequestContext, version: FunctionVersion, payload: CompletionRequest
     ) -> GenerateReply:
         """Return the response to a validated completion request."""
         assets = await self._prepare(context, version, payload)
-        limits = self._services.settings.limits
-        encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
-        prompts = [
-            await encoder.prompt(prompt, param="prompt")
-            for prompt in split_prompts(payload.prompt, param="prompt", limit=limits.calls)
-        ]
+        limit = self._services.settings.limits.calls
+        given = split_prompts(payload.prompt, param="prompt", limit=limit)
+        if len(given) * (payload.n or 1) > limit:
+            raise Unprocessable(f"the number of prompts times n must be at most {limit}", param="n")
+        prompts = await self._services.encoder(version, assets, context).prompts(given, param="prompt")
         choices = self._choices(
             version,
             assets,
@@ -81,15 +80,15 @@ class GenerateRoutes:
         return self._reply(context, version, assets, choices, CompletionFormat(options), payload)
 
     async def chat_reply(
-        self, context: RequestContext, version: FunctionVersion, payload: ChatRequest
+        self, context: RequestContext, version: FunctionVersion, payload: ChatRequest, *, body_bytes: int
     ) -> GenerateReply:
-        """Return the response to a validated chat request."""
+        """Return the response to a validated chat request, of a body of that size."""
         assets = await self._prepare(context, version, payload)
         limits = self._services.settings.limits
         messages = plain_messages(payload.messages, limit=limits.messages)
         tools = None if payload.tool_choice == "none" else payload.tools or None
-        encoder = Encoder(version, assets, inline_chars=limits.inline_chars)
-        prompt = await encoder.chat(messages, tools, payload.chat_template_kwargs)
+        encoder = self._services.encoder(version, assets, context)
+        prompt = await encoder.chat(messages, tools, payload.chat_template_kwargs, body_bytes=body_bytes)
         logprobs = (payload.top_logprobs or 0) if payload.logprobs else None
         choices = self._choices(
             version,
@@ -131,12 +130,18 @@ class GenerateRoutes:
         logprobs: int | None,
     ) -> list[GenerationChoice]:
         each = payload.n or 1
-        limit = self._services.settings.limits.calls
-        if len(prompts) * each > limit:
-            raise Unprocessable(f"the number of prompts times n must be at most {limit}", param="n")
         choices: list[GenerationChoice] = []
+        most = self._services.settings.limits.logprobs // (len(prompts) * each * (1 + (logprobs or 0)))
+        bounded = logprobs is not None and not payload.stream
+        if bounded and max_tokens is not None and max_tokens > most:
+            raise BadRequest(
+                f"with {len(prompts) * each} choices and {logprobs} logprobs a token, a response that is not "
+                f"streamed has at most {most} tokens a choice: lower one of them, or stream it",
+                param="max_tokens",
+            )
         for prompt in prompts:
             budget = token_budget(version, len(prompt), max_tokens, default_tokens)
+            budget = min(budget, most) if bounded else budget
             for _ in range(each):
                 index = len(choices)
                 sampling = make_sampling(payload, assets, max_tokens=budget, logprobs=logprobs, index=index)
@@ -159,7 +164,7 @@ class GenerateRoutes:
             id=model_object_id(prefix, context.request_id),
             model=payload.model,
             created=int(context.received_at),
-            tokenizer=assets.tokenizer,
+            token_text=assets.token_text,
             # Without a tokenizer the ids are the only output.
             token_ids=bool(payload.return_token_ids) or assets.tokenizer is None,
             logprobs=logprobs,

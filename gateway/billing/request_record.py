@@ -102,6 +102,10 @@ def make_record(
     gpu_ms = -(-gpu_us // 1000)
     tokens_in, tokens_out = prompt_tokens(runs), completion_tokens(runs)
     rate_id, price = _price(health, first.gpu_type, gpu_ms, tokens_in, tokens_out)
+    if status is RequestStatus.CANCELLED and any(run.failed for run in runs):
+        good = [run for run in runs if not run.failed]  # only these delivered something
+        good_ms = -(-sum(use.gpu.gpu_us for run in good for use in run.used) // 1000)
+        _, price = _price(health, first.gpu_type, good_ms, prompt_tokens(good), completion_tokens(good))
     caller = context.caller
     return RequestRecord(
         request_id=context.request_id,

@@ -2,6 +2,7 @@
 
 - `contract`: protocols and types between the HTTP side and the routing side
 - `errors`: exceptions of the HTTP side and the error envelope
+- `executors`: named thread pools, fair between tenants
 - `fixed_plan`: a cast planner forced by a flag
 - `ids`: request and call ids
 - `open_call`: a call in progress, under its deadlines

@@ -71,6 +71,8 @@ class OpenCall(ABC):
     tokens = 0
     passed_on = 0  # tokens that the reader has passed on
     outputs = 0
+    failed = False  # for another reason than a deadline or its reader
+    overran = False  # the limit of the whole call ended it
     first_output_s: float | None = None
     _assigned_s: float | None = None
     _ended_s: float | None = None
@@ -116,7 +118,8 @@ class OpenCall(ABC):
         self._enter()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.failed = isinstance(error, DispatchError) and error.code != "timeout"
         self._ended_s = self._loop.time()
         self._timer.calls.discard(self)
         if (rest := self._leave()) is not None:
@@ -241,6 +244,7 @@ class OpenCall(ABC):
         limits = self.call.deadlines
         passed = self._loop.time() - self._started_s
         if passed >= limits.total_s:
+            self.overran = True
             limit = f"the limit for the whole request is {limits.total_s:g} s"
         elif self.outputs:
             limit = f"the limit until the next output is {limits.idle_s:g} s"

@@ -50,6 +50,7 @@ class RequestLimits:
     upload_bytes: int = 1 << 40
     json_depth: int = 64
     calls: int = 128  # prompts x choices of one request
+    logprobs: int = 1 << 18  # choices x tokens x (1 + logprobs) of a response that is not streamed
     messages: int = 4096
     inputs: int = 2048  # texts of one embeddings request
     inline_chars: int = 2048  # texts up to this length are tokenised without a thread

@@ -15,7 +15,6 @@ _NOT_STRUCTURE = bytes(sorted(set(range(256)) - set(b'"[]{},')))
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _ANY = msgspec.json.Decoder(msgspec.Raw)
 _MAX_ESCAPES = 1 << 23
-_INLINE_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -160,23 +159,12 @@ def decode(
         raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
-async def decode_large(
-    body: bytes, decoder: msgspec.json.Decoder[T], limits: RequestLimits, bounds: JsonBounds
-) -> T:
-    """Return `decode` of a body that may be large, in a thread if it is."""
-    if len(body) <= _INLINE_BYTES:
-        return decode(body, decoder, limits, bounds)
-    return await asyncio.to_thread(decode, body, decoder, limits, bounds)
-
-
-async def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
+def check_json(body: bytes, limits: RequestLimits, bounds: JsonBounds) -> None:
     """Raise ApiError unless the body is JSON within bounds; builds no objects."""
-    if len(body) <= _INLINE_BYTES:
-        decode(body, _ANY, limits, bounds)
-    else:
-        await decode_large(body, _ANY, limits, bounds)
-    if not body.isascii():
-        try:
-            await asyncio.to_thread(body.decode)
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    decode(body, _ANY, limits, bounds)
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.cluster.cast_tracker import CastEnded
+from gateway.http.loop_lag import loop_lag_metric
 from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 
@@ -123,6 +124,7 @@ class Metrics:
             "Records of failed requests that wait in the outbox for the ledger.",
             registry=registry,
         )
+        self.loop_lag = loop_lag_metric(registry)
         registry.register(_ClusterCollector(view, control, self.held))
         for collector in (self.duration, self.first_token, self.per_token, self.phases, self.casts):
             registry.register(collector)

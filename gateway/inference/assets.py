@@ -1,9 +1,10 @@
 """The small files of a function version (config, tokenizer, chat template), parsed and cached."""
 
 import asyncio
+import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import jinja2
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from gateway.core.errors import ApiError, Unavailable
 from gateway.inference.chat_template import ChatTemplate, template_source
+from gateway.inference.detokenize import token_texts
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ImageError, NotFound
 from registry.images.store import Blobs
@@ -32,6 +34,9 @@ READ_FILES = (
 _INDEX = re.compile("[0-9]{1,6}")  # of a label: bounded, since there is one for each index up to the last
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+# The library's own threads take one batch after the other, so that a long one would delay all others.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 Key = frozenset[tuple[str, str]]
 
 
@@ -42,6 +47,7 @@ class ModelAssets:
     config: Mapping[str, object] = field(default_factory=dict)
     preprocessor: Mapping[str, object] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
+    token_text: Callable[[int], str] = str
     template: ChatTemplate | None = None
     tool_template: ChatTemplate | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -120,6 +126,7 @@ def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
         config=config,
         preprocessor=_json(files, "preprocessor_config.json"),
         tokenizer=tokenizer,
+        token_text=token_texts(tokenizer),
         template=template,
         tool_template=tool_template,
         eos_token_ids=_eos(_json(files, "generation_config.json"), config),

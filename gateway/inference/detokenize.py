@@ -1,6 +1,7 @@
 """Incremental detokenization: UTF-8 safe, and cut at the first stop string."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -8,6 +9,20 @@ from tokenizers.decoders import DecodeStream
 
 _CONTEXT_TOKENS = 6  # of the prompt, on which the first output's text depends (as a leading space)
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+_CACHED_TEXTS = 1 << 15
+
+
+def token_texts(tokenizer: Tokenizer | None) -> Callable[[int], str]:
+    """Return a function, with a cache, from a token to its text; without a tokenizer to its number."""
+
+    def text_of(token: int) -> str:
+        if tokenizer is None:
+            return f"token_id:{token}"
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        # A token that is a part of a character has no text: it is shown by its name in the vocabulary.
+        return text if text and _BROKEN not in text else (tokenizer.id_to_token(token) or text)
+
+    return lru_cache(_CACHED_TEXTS)(text_of)
 
 
 class TextStream(Protocol):

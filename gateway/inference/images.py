@@ -1,6 +1,5 @@
 """Images in requests, converted to the array that a model takes."""
 
-import asyncio
 import importlib
 from collections.abc import Mapping
 
@@ -8,12 +7,11 @@ from gateway.core.errors import BadRequest
 from registry.messages.node import Array
 
 
-async def pixels(image: str | bytes | list[object], config: Mapping[str, object]) -> Array:
-    """Return the image as float32 [1, 3, height, width] (see `preprocess`). Raises BadRequest."""
-    return await asyncio.to_thread(_preprocess, image, config)
+def pixels(image: str | bytes | list[object], config: Mapping[str, object]) -> Array:
+    """Return the image as float32 [1, 3, height, width] (see `preprocess`). Raises BadRequest.
 
-
-def _preprocess(image: str | bytes | list[object], config: Mapping[str, object]) -> Array:
+    It takes long, and up to some 300 MB of memory.
+    """
     # Importing Pillow and numpy takes a quarter of a second, and few gateways receive images.
     module = importlib.import_module("gateway.inference.preprocess")
     try:

@@ -1,33 +1,51 @@
 """Prompts to token ids: encoding, chat rendering, and their validation."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from gateway.core.errors import BadRequest, Unprocessable
+from gateway.core.executors import FairExecutor
 from gateway.inference.assets import ModelAssets
-from registry.records.function import FunctionVersion
+from registry.records.function import FunctionTask, FunctionVersion
 
 Prompt = str | Sequence[int]
 
+# No vocabulary has longer tokens, so a text can be too long whatever it says.
+_MAX_TOKEN_CHARS = 256
+
 
 class Encoder:
-    """The encoder of one function version.
+    """The encoder of one function version for one tenant.
 
-    Long texts are encoded in a thread, where the library releases the interpreter lock.
+    Texts of more than `inline_chars` in all are encoded by the executor. What is certainly too long for the
+    context is refused by its characters.
     """
 
-    def __init__(self, version: FunctionVersion, assets: ModelAssets, *, inline_chars: int) -> None:
+    def __init__(
+        self,
+        version: FunctionVersion,
+        assets: ModelAssets,
+        executor: FairExecutor,
+        tenant: str,
+        *,
+        inline_chars: int,
+    ) -> None:
         self._version = version
         self._assets = assets
+        self._executor = executor
+        self._tenant = tenant
         self._inline_chars = inline_chars
 
-    async def prompt(self, prompt: Prompt, *, param: str) -> tuple[int, ...]:
-        """Return the ids of a text, with special tokens, or given ids unchanged. Raises BadRequest."""
-        if not isinstance(prompt, str):
-            return self._check_ids(prompt, param)
-        ids = await self._encode(prompt, add_special_tokens=True, param=param)
-        if not ids:
-            raise BadRequest(f"'{param}' has no tokens", param=param)
+    async def prompts(self, prompts: Sequence[Prompt], *, param: str) -> list[tuple[int, ...]]:
+        """Return the ids of texts, with special tokens, or given ids unchanged. Raises BadRequest."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        given = [self._check_ids(prompt, param) for prompt in prompts if not isinstance(prompt, str)]
+        # A request has texts or ids, not both.
+        ids = given or await self._encode(texts, param)
+        self._check_lengths(list(map(len, ids)), param)
+        for one in ids:
+            if not one:
+                raise BadRequest(f"'{param}' has no tokens", param=param)
         return ids
 
     async def chat(
@@ -35,6 +53,8 @@ class Encoder:
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] | None,
         variables: Mapping[str, object] | None,
+        *,
+        body_bytes: int,
     ) -> tuple[int, ...]:
         """Return the ids of a conversation, rendered by the model's template. Raises BadRequest."""
         template = self._assets.template
@@ -46,24 +66,47 @@ class Encoder:
             raise BadRequest(
                 f"the chat template of {self._version.function!r} does not support tools", param="tools"
             )
-        size = sum(len(content) for m in messages if isinstance(content := m.get("content"), str))
-        if size <= self._inline_chars and not tools:
+        if body_bytes <= 2 * self._inline_chars:
             text = template.render(messages, tools=tools, variables=variables)
         else:
-            text = await asyncio.to_thread(template.render, messages, tools=tools, variables=variables)
-        ids = await self._encode(text, add_special_tokens=False, param="messages")
+            render = partial(template.render, messages, tools=tools, variables=variables)
+            text = await self._executor.run(self._tenant, body_bytes, render)
+        (ids,) = await self._encode([text], "messages", add_special_tokens=False)
         if not ids:
             raise BadRequest("'messages' renders to no tokens", param="messages")
         return ids
 
-    async def _encode(self, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
-        tokenizer = self._assets.tokenizer
+    async def _encode(
+        self, texts: Sequence[str], param: str, *, add_special_tokens: bool = True
+    ) -> list[tuple[int, ...]]:
+        tokenizer, size = self._assets.tokenizer, sum(map(len, texts))
         if tokenizer is None:
             raise self._no_tokenizer(param)
-        if len(text) <= self._inline_chars:
-            return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        encoding = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return tuple(encoding.ids)
+        self._check_lengths([-(-len(text) // _MAX_TOKEN_CHARS) for text in texts], param, "at least ")
+
+        def encode() -> list[tuple[int, ...]]:
+            # `encode` holds the interpreter lock; this does not.
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            self._check_lengths(list(map(len, encodings)), param)
+            return [tuple(encoding.ids) for encoding in encodings]
+
+        if size <= self._inline_chars:
+            return encode()
+        return await self._executor.run(self._tenant, size, encode)
+
+    def _check_lengths(self, lengths: Sequence[int], param: str, bound: str = "") -> None:
+        """Raise BadRequest for a text with more tokens than the context has room for."""
+        length, generates = self._version.context_length, self._version.task is FunctionTask.GENERATE
+        for index, tokens in enumerate(lengths):
+            if 0 < length < tokens + generates:
+                what, included = (
+                    ("the prompt", ", output included") if generates else (f"{param}[{index}]", "")
+                )
+                raise BadRequest(
+                    f"{what} has {bound}{tokens} tokens; the model's context is {length}{included}",
+                    param="prompt" if generates else param,
+                    code="context_length_exceeded",
+                )
 
     def _check_ids(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if not ids:
@@ -117,16 +160,13 @@ def split_prompts(given: str | Sequence[object], *, param: str, limit: int) -> l
 def token_budget(
     version: FunctionVersion, prompt_tokens: int, requested: int | None, default: int | None
 ) -> int:
-    """Return the number of tokens to generate at most. Raises BadRequest if the context is too short."""
+    """Return the number of tokens to generate at most, of a prompt that fits the context.
+
+    Raises BadRequest if the context is too short.
+    """
     length = version.context_length
     if length <= 0:
         return requested or default or 16
-    if prompt_tokens >= length:
-        raise BadRequest(
-            f"the prompt has {prompt_tokens} tokens; the model's context is {length}, output included",
-            param="prompt",
-            code="context_length_exceeded",
-        )
     room = length - prompt_tokens
     if requested is None:
         return room if default is None else min(default, room)

@@ -5,31 +5,45 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.billing.request_record import BillingFailed
-from gateway.core.contract import Assigned, FunctionCall
+from gateway.billing.request_record import BillingFailed, completion_tokens, prompt_tokens
+from gateway.core.contract import Assigned, DispatchError, FunctionCall
 from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
 from gateway.http.limits import ClientGone
 from gateway.requests.services import Services
+from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Compute, Generate, InvokeHandler
 from registry.records.function import FunctionVersion
 from registry.records.instance import StartKind
 from registry.records.usage import RequestStatus
 
 T = TypeVar("T")
+_ONE_CALL = WorkBound()
 
 
 class BilledRequest:
     """The calls of one request, billed exactly once.
 
     Call `complete()` before the response's last byte. Leaving the context without it writes the record as
-    cancelled (the client left) or failed. Raises Unavailable on entry while nothing could be billed.
+    cancelled (the client or a deadline ended it) or failed. `bound` is what it may compute; with `streams`
+    each output is delivered at once. Raises on entry Unavailable while nothing could be billed, and TooMany
+    if the key's spend limit is reserved.
     """
 
-    def __init__(self, services: Services, context: RequestContext, version: FunctionVersion) -> None:
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        version: FunctionVersion,
+        bound: WorkBound = _ONE_CALL,
+        *,
+        streams: bool = False,
+    ) -> None:
         self._services = services
         self.context = context
         self.version = version
+        self._bound = bound
+        self._streams = streams
         self.runs: list[OpenCall] = []
         self.assigned: Assigned | None = None
         self._held = False
@@ -42,6 +56,8 @@ class BilledRequest:
         if not self._services.health.alive:
             self._services.health.require_alive()
         self.context.set_version(self.version)
+        if self.context.caller.spend_limit_nanos is not None:
+            await self._services.quotas.reserve(self.context, self.version, self._bound)
         self._hold(True)
         return self
 
@@ -52,13 +68,23 @@ class BilledRequest:
             self._hold(False)
         if self._billed:
             return
-        left = kind is not None and issubclass(kind, asyncio.CancelledError | ClientGone | GeneratorExit)
         try:
-            await self._bill(RequestStatus.CANCELLED if left else RequestStatus.FAILED)
+            await self._bill(RequestStatus.CANCELLED if self._is_owed(error) else RequestStatus.FAILED)
         except BillingFailed:
             # The record is in the outbox; the error that ended the request is the better one for the client.
             if kind is None:
                 raise
+
+    def _is_owed(self, error: BaseException | None) -> bool:
+        """Return whether what it delivered before this error is billed."""
+        if isinstance(error, asyncio.CancelledError | ClientGone | GeneratorExit):
+            return True
+        return isinstance(error, DispatchError) and any(
+            run.outputs
+            and not run.failed
+            and (self._streams or run.overran or isinstance(run.call.work, InvokeHandler))
+            for run in self.runs
+        )
 
     def run(self, work: Generate | Compute | InvokeHandler) -> OpenCall:
         """Return a further call of this request, to be entered by the caller."""
@@ -141,11 +167,25 @@ class BilledRequest:
         self._billed = True
         self._measure()
         quotas, has_lease = self._services.quotas, self.context.lease is not None
-        if has_lease:
+        budgeted = has_lease and self.context.caller.spend_limit_nanos is not None
+        if has_lease and not budgeted:
             quotas.release(self.context)
         await self._services.biller.bill(self.context, self.version, self.runs, status)
+        if budgeted:  # its lease holds the reservation until the cost is in the sums
+            self._learn()
+            quotas.release(self.context)
         if has_lease:
             await quotas.wait_released(self.context)
+
+    def _learn(self) -> None:
+        if self.assigned is not None:
+            gpu_us = sum(use.gpu.gpu_us for run in self.runs for use in run.used)
+            work = WorkBound(
+                calls=len(self.runs),
+                prompt_tokens=prompt_tokens(self.runs),
+                completion_tokens=completion_tokens(self.runs),
+            )
+            self._services.quotas.learn(self.version, self.assigned.gpu_type, gpu_us, work)
 
     def _measure(self) -> None:
         metrics, function = self._services.metrics, self.version.function

@@ -1,19 +1,20 @@
 """The two JSON forms of generated text: completions and chat."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from tokenizers import Tokenizer
 
+from gateway.http.pieces import Turns, join_arrays
 from gateway.requests.generation import ChoiceDelta, ChoiceResult
 from registry.messages.node import TokenLogprob
 
 Json = dict[str, object]
 Logprobs = Sequence[tuple[int, TokenLogprob]]
-_BROKEN = "\N{REPLACEMENT CHARACTER}"
 _MARK = "<text>"
+_PIECE_TOKENS = 16
 _encode = msgspec.json.Encoder().encode
 
 
@@ -24,7 +25,7 @@ class ReplyOptions:
     id: str
     model: str
     created: int
-    tokenizer: Tokenizer | None
+    token_text: Callable[[int], str]
     token_ids: bool
     logprobs: int | None
     include_usage: bool
@@ -47,6 +48,7 @@ class ReplyFormat(ABC):
 
     def __init__(self, options: ReplyOptions) -> None:
         self._options = options
+        self._token_text = options.token_text
         self._head: Json = {
             "id": options.id,
             "object": self.chunk_object,
@@ -57,9 +59,13 @@ class ReplyFormat(ABC):
         self._is_plain = not options.token_ids and options.logprobs is None
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def whole(self, outcomes: Sequence[ChoiceResult], usage: Json) -> bytes:
-        """Return the body of a response that is not streamed."""
-        choices = [self._whole_choice(index, outcome) for index, outcome in enumerate(outcomes)]
+    async def whole(self, outcomes: Sequence[ChoiceResult], usage: Json) -> bytes:
+        """Return the body of a response that is not streamed, encoded with turns of the event loop."""
+        choices: list[Json] = []
+        for index, outcome in enumerate(outcomes):
+            choice = self._whole_choice(index, outcome)
+            choice["logprobs"] = await self._whole_logprobs(index, outcome.logprobs)
+            choices.append(choice)
         return msgspec.json.encode(self._head | {"object": self.object, "choices": choices, "usage": usage})
 
     def opening(self, index: int) -> bytes | None:
@@ -114,13 +120,21 @@ class ReplyFormat(ABC):
             choice["token_ids"] = token_ids
         return choice
 
-    def _token(self, token: int) -> str:
-        tokenizer = self._options.tokenizer
-        if tokenizer is None:
-            return f"token_id:{token}"
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        # A token that is a part of a character has no text: it is shown by its name in the vocabulary.
-        return text if text and _BROKEN not in text else (tokenizer.id_to_token(token) or text)
+    async def _whole_logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
+        whole: defaultdict[str, list[bytes]] = defaultdict(list)
+        turns = Turns()
+        for first in range(0, len(logprobs) or 1, _PIECE_TOKENS):
+            piece = self._logprobs(index, logprobs[first : first + _PIECE_TOKENS])
+            if piece is None:
+                return None
+            for name, value in piece.items():
+                whole[name].append(_encode(value))
+            await turns.pause()
+        return {name: None if parts[0] == b"null" else join_arrays(parts) for name, parts in whole.items()}
+
+    @abstractmethod
+    def _logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
+        """Return arrays with an entry for each token, None if the request wants none."""
 
     @abstractmethod
     def _whole_choice(self, index: int, outcome: ChoiceResult) -> Json: ...
@@ -146,7 +160,7 @@ class CompletionFormat(ReplyFormat):
         choice: Json = {
             "index": index,
             "text": "".join(outcome.text),
-            "logprobs": self._logprobs(index, outcome.logprobs),
+            "logprobs": None,
             "finish_reason": outcome.finish_reason,
         }
         return self._with_ids(choice, outcome.token_ids)
@@ -167,7 +181,7 @@ class CompletionFormat(ReplyFormat):
     def _logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
         if self._options.logprobs is None:
             return None
-        tokens = [self._token(token) for token, _ in logprobs]
+        tokens = [self._token_text(token) for token, _ in logprobs]
         offset = self._offsets.get(index, 0)
         offsets = []
         for token in tokens:
@@ -177,7 +191,7 @@ class CompletionFormat(ReplyFormat):
         return {
             "tokens": tokens,
             "token_logprobs": [entry.logprob for _, entry in logprobs],
-            "top_logprobs": [{self._token(t): value for t, value in entry.top} for _, entry in logprobs],
+            "top_logprobs": [{self._token_text(t): value for t, value in entry.top} for _, entry in logprobs],
             "text_offset": offsets,
         }
 
@@ -197,7 +211,7 @@ class ChatFormat(ReplyFormat):
         choice: Json = {
             "index": index,
             "message": {"role": "assistant", "content": "".join(outcome.text), "refusal": None},
-            "logprobs": self._logprobs(outcome.logprobs),
+            "logprobs": None,
             "finish_reason": outcome.finish_reason,
         }
         return self._with_ids(choice, outcome.token_ids)
@@ -206,7 +220,7 @@ class ChatFormat(ReplyFormat):
         choice: Json = {
             "index": delta.index,
             "delta": {"content": delta.text},
-            "logprobs": self._logprobs(delta.logprobs),
+            "logprobs": self._logprobs(delta.index, delta.logprobs),
             "finish_reason": None,
         }
         return self._with_ids(choice, delta.token_ids)
@@ -215,7 +229,7 @@ class ChatFormat(ReplyFormat):
         choice: Json = {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
         return self._with_ids(choice, ())
 
-    def _logprobs(self, logprobs: Logprobs) -> Json | None:
+    def _logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
         if self._options.logprobs is None:
             return None
         content = []
@@ -227,5 +241,5 @@ class ChatFormat(ReplyFormat):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> Json:
-        text = self._token(token)
+        text = self._token_text(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

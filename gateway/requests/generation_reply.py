@@ -27,6 +27,7 @@ from gateway.requests.generation import (
     run_choice,
 )
 from gateway.requests.services import Services
+from gateway.tenants.cost_estimates import WorkBound
 from registry.records.function import FunctionVersion
 
 _log = logging.getLogger("hypercast.gateway")
@@ -43,6 +44,15 @@ class GenerationPlan:
     format: ReplyFormat
     include_usage: bool
 
+    def bound(self) -> WorkBound:
+        """Return what it computes at most."""
+        prompts = {id(choice.prompt_ids): len(choice.prompt_ids) for choice in self.choices}
+        return WorkBound(
+            calls=len(self.choices),
+            prompt_tokens=sum(prompts.values()),
+            completion_tokens=sum([choice.sampling.max_tokens for choice in self.choices]),
+        )
+
 
 class WholeReply:
     """The response that is sent once all choices have ended."""
@@ -56,10 +66,10 @@ class WholeReply:
         outcomes = [ChoiceResult() for _ in plan.choices]
         listener = ChoiceCallbacks(stage=_ignore, assigned=_ignore, delta=_Collector(outcomes).add)
         with CancelOnDisconnect(scope) as guard:
-            async with BilledRequest(self._services, plan.context, plan.version) as job:
+            async with BilledRequest(self._services, plan.context, plan.version, plan.bound()) as job:
                 await run_all(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
                 usage = usage_json(prompt_tokens(job.runs), completion_tokens(job.runs))
-                body = plan.format.whole(outcomes, usage)
+                body = await plan.format.whole(outcomes, usage)
                 await job.complete()
             guard.disarm()
             await raw_json(body, headers=job.headers(final=True))(scope, receive, send)
@@ -75,7 +85,7 @@ class StreamReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan, settings = self._plan, self._services.settings.streams
         stream = EventStream(send, settings.write_timeout_s)
-        job = BilledRequest(self._services, plan.context, plan.version)
+        job = BilledRequest(self._services, plan.context, plan.version, plan.bound(), streams=True)
         reporter = StageReporter(stream, job, settings)
         try:
             with CancelOnDisconnect(scope, tick=reporter.tick, tick_in_s=settings.head_wait_s) as guard:

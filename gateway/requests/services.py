@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from gateway.billing.request_record import Biller
 from gateway.core.contract import ClusterOperations
+from gateway.core.executors import Executors, make_executors
 from gateway.core.open_call import Dispatcher
+from gateway.core.request_context import RequestContext
 from gateway.core.settings import GatewaySettings
 from gateway.http.drain import InFlightLimiter
 from gateway.http.metrics import Metrics
-from gateway.inference.assets import AssetCache
+from gateway.inference.assets import AssetCache, ModelAssets
+from gateway.inference.tokenization import Encoder
 from gateway.requests.functions import FunctionResolver
 from gateway.tenants.auth import Authenticator
 from gateway.tenants.concurrency_leases import ConcurrencyLeases
@@ -16,6 +19,7 @@ from gateway.tenants.quotas import Quotas
 from gateway.tenants.state_health import HealthCheck
 from registry.clock import Clock
 from registry.images.store import Blobs
+from registry.records.function import FunctionVersion
 from registry.state import State
 
 
@@ -38,12 +42,19 @@ class Services:
     functions: FunctionResolver
     assets: AssetCache
     biller: Biller
+    executors: Executors
+
+    def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
+        """Return the encoder of a request's texts."""
+        inline_chars, tenant = self.settings.limits.inline_chars, context.caller.tenant
+        return Encoder(version, assets, self.executors.text, tenant, inline_chars=inline_chars)
 
     async def aclose(self) -> None:
         """Finish ledger writes and stop asset loads; arguments of `make_services` are not closed."""
         await self.biller.aclose()
         await self.leases.aclose()
         await self.assets.aclose()
+        self.executors.close()
 
 
 def make_services(
@@ -77,4 +88,5 @@ def make_services(
         functions=FunctionResolver(cluster, state, clock),
         assets=AssetCache(blobs),
         biller=biller,
+        executors=make_executors(),
     )

@@ -2,6 +2,7 @@
 
 - `auth`: Bearer keys and their rights
 - `concurrency_leases`: leases of keys with a concurrency limit
+- `cost_estimates`: what a request may cost, for the reservation in a spend limit
 - `quotas`: admission under a key's limits, rate-limit headers
 - `state_health`: whether Redis is available, and the price table
 """

@@ -9,10 +9,13 @@ from datetime import UTC, datetime
 from gateway.core.errors import RETRY_AFTER_MAX_S, TooMany
 from gateway.core.request_context import RequestContext
 from gateway.tenants.concurrency_leases import LEASE_TTL_S, ConcurrencyLeases
+from gateway.tenants.cost_estimates import CostEstimates, WorkBound
 from gateway.tenants.state_health import HealthCheck
+from registry.accounting.prices import DEFAULT_RATES
 from registry.clock import Clock
-from registry.errors import StateUnavailable
+from registry.errors import NotFound, StateUnavailable
 from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.function import FunctionVersion
 from registry.records.quota import (
     ConcurrencyLease,
     RateLimitDecision,
@@ -38,6 +41,7 @@ class Quotas:
         self._leases = leases
         self._health = health
         self._clock = clock
+        self._estimates = CostEstimates()
 
     def __repr__(self) -> str:
         return f"<Quotas {self._leases!r}>"
@@ -70,6 +74,38 @@ class Quotas:
             yield
         finally:
             self.release(context)
+
+    async def reserve(self, context: RequestContext, version: FunctionVersion, work: WorkBound) -> None:
+        """Reserve in the key's spend limit what the request may cost; its lease holds the reservation.
+
+        Raises TooMany if the limit may be used up by requests in progress.
+        """
+        key, lease = context.caller, context.lease
+        if key.spend_limit_nanos is None or lease is None:
+            return
+        of = (version.function, version.version)
+        rates = self._health.rates or DEFAULT_RATES
+        if (gpu_type := self._estimates.gpu_type(of)) is not None:
+            try:
+                rates = (self._health.rate(gpu_type),)
+            except NotFound:
+                rates = ()  # free of charge
+        nanos = self._estimates.nanos(of, work, rates)
+        try:
+            reserved = await self._state.reserve(key, lease.id, nanos, now=self._clock.wall_s())
+        except StateUnavailable as error:
+            self._health.report(alive=False, reason=str(error))
+            raise
+        if not reserved:
+            message = (
+                f"what this key's requests in progress may cost is as much as is left of its spend limit "
+                f"of {money(key.spend_limit_nanos)} {self._health.currency}: retry when they have ended"
+            )
+            raise TooMany(message, code="spend_limit_reserved", retry_after_s=1)
+
+    def learn(self, version: FunctionVersion, gpu_type: str, gpu_us: int, work: WorkBound) -> None:
+        """Take the usage of a request that has ended into account for the next reservations."""
+        self._estimates.learn((version.function, version.version), gpu_type, gpu_us, work)
 
     def release(self, context: RequestContext) -> None:
         """Release the lease of a request whose work is done, soon. Idempotent."""

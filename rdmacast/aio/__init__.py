@@ -2,6 +2,7 @@
 
 - `eager`: coroutines that run up to their first wait at once
 - `groups`: concurrent coroutines that fail as one
+- `loop_lag`: a watchdog of the event loop
 - `shielded`: waits and cleanup that a cancellation does not interrupt
 - `threads`: blocking work in threads, with defined behaviour on cancellation
 - `time_limit`: a cheaper asyncio.timeout

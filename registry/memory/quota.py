@@ -27,6 +27,7 @@ class _Account:
     requests_used: int = 0
     tokens_used: int | None = None
     leases: dict[str, float] = field(default_factory=dict)
+    reserved: dict[str, int] = field(default_factory=dict)
     spent: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -69,6 +70,19 @@ class MemoryQuotas:
             concurrent=len(account.leases),
             spent_nanos=spent,
         )
+
+    def reserve(self, key: ApiKey, lease_id: str, nanos: int, *, now: float) -> bool:
+        if key.spend_limit_nanos is None:
+            return True
+        account, moment_s = self._accounts[key.id], self._clock.monotonic_s()
+        account.reserved = {
+            id_: amount for id_, amount in account.reserved.items() if account.leases.get(id_, 0.0) > moment_s
+        }
+        others = sum(amount for id_, amount in account.reserved.items() if id_ != lease_id)
+        if account.spent[spend_field(key.spend_period, now)] + others >= key.spend_limit_nanos:
+            return False
+        account.reserved[lease_id] = nanos
+        return True
 
     def renew(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
         for lease in leases:

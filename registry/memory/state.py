@@ -324,6 +324,9 @@ class MemoryState(MemoryLedger, State):
     async def admit(self, key: ApiKey, lease_id: str, *, ttl_s: float, now: float) -> RateLimitDecision:
         return self._quotas.admit(key, lease_id, ttl_s=ttl_s, now=now)
 
+    async def reserve(self, key: ApiKey, lease_id: str, nanos: int, *, now: float) -> bool:
+        return self._quotas.reserve(key, lease_id, nanos, now=now)
+
     async def renew_concurrency_leases(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
         self._quotas.renew(leases, ttl_s=ttl_s)
 

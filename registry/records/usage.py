@@ -10,7 +10,7 @@ class RequestStatus(StrEnum):
     """How a request ended."""
 
     OK = "ok"
-    CANCELLED = "cancelled"  # the client disconnected
+    CANCELLED = "cancelled"  # the client or a deadline ended it; billed for what was delivered
     FAILED = "failed"
 
 

@@ -70,6 +70,24 @@ end
 return {outcome, requests, tokens, concurrent, spent}
 """)
 
+# Add up what is spent and the reservations of the other leases; those of leases that have ended are removed.
+# KEYS leases reserved spend; ARGV lease nanos limit spend-field ttl-s
+_RESERVE = LuaScript("""
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local used = tonumber(redis.call('HGET', KEYS[3], ARGV[4]) or 0)
+local reserved = redis.call('HGETALL', KEYS[2])
+for i = 1, #reserved, 2 do
+  local expiry = redis.call('ZSCORE', KEYS[1], reserved[i])
+  if not expiry or tonumber(expiry) <= now then redis.call('HDEL', KEYS[2], reserved[i])
+  elseif reserved[i] ~= ARGV[1] then used = used + reserved[i + 1] end
+end
+if used >= tonumber(ARGV[3]) then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+return 1
+""")
+
 # KEYS leases*; ARGV ttl-ms lease*
 _RENEW = LuaScript("""
 local time = redis.call('TIME')
@@ -111,6 +129,22 @@ class RedisQuotas(RedisStore):
             concurrent=concurrent,
             spent_nanos=spent,
         )
+
+    async def reserve(self, key: ApiKey, lease_id: str, nanos: int, *, now: float) -> bool:
+        if key.spend_limit_nanos is None:
+            return True
+        reserved = await self._redis.script(
+            _RESERVE,
+            [keys.concurrency(key.id), keys.reserved(key.id), keys.spend(key.id)],
+            [
+                lease_id,
+                nanos,
+                key.spend_limit_nanos,
+                spend_field(key.spend_period, now),
+                keys.RESERVED_TTL_S,
+            ],
+        )
+        return bool(reserved)
 
     async def renew_concurrency_leases(self, leases: Sequence[ConcurrencyLease], *, ttl_s: float) -> None:
         for first in range(0, len(leases), _BATCH):

@@ -265,6 +265,28 @@ async def test_spending_is_by_period_and_counted_before_there_is_a_limit(one: St
         assert await verdict(one, asked, f"{period}{limit}{at}", now=at) is expected
 
 
+async def test_reservations_count_towards_the_spend_limit_while_their_leases_are_held(
+    one: State, other: State, later: Later
+):
+    asked = key(spend_limit_nanos=100, spend_period=SpendPeriod.TOTAL)
+    for place in "abcd":
+        assert await verdict(one, asked, place, ttl_s=60.0) is RateLimitOutcome.ADMITTED
+    assert await one.reserve(asked, "a", 60, now=NOW)
+    assert await other.reserve(asked, "b", 60, now=NOW)  # something is left: the last may pass the limit
+    assert not await other.reserve(asked, "c", 1, now=NOW)
+    assert await one.reserve(asked, "b", 30, now=NOW)  # a repetition replaces it
+    assert await other.reserve(asked, "c", 10**6, now=NOW)
+    await one.release_concurrency_leases(places_of("c"))
+    await one.add_request(record("r1", cost_nanos=10))
+    assert not await other.reserve(asked, "d", 1, now=NOW)  # 60 + 30 + 10
+    await later(61.0)  # their gateway died
+    assert await verdict(one, asked, "e") is RateLimitOutcome.ADMITTED
+    assert await other.reserve(asked, "e", 89, now=NOW)
+    assert await verdict(one, asked, "f") is RateLimitOutcome.ADMITTED
+    assert await other.reserve(asked, "f", 1, now=NOW)
+    assert await one.reserve(key(), "g", 10**9, now=NOW)
+
+
 async def test_a_key_is_replaced_by_who_read_it_last(one: State, other: State):
     first = key()
     with pytest.raises(NotFound):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.inference.detokenize import token_texts
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyOptions
 from gateway.requests.generation import ChoiceDelta
 
@@ -14,7 +15,7 @@ def options(*, include_usage: bool = False, token_ids: bool = False) -> ReplyOpt
         id="cmpl-1",
         model="<text>",
         created=7,
-        tokenizer=None,
+        token_text=token_texts(None),
         token_ids=token_ids,
         logprobs=None,
         include_usage=include_usage,
