@@ -26,7 +26,6 @@ RENEW = signal.SIGUSR1  # from the node: allow limits.cpu from now on
 
 MIN_INTERVAL_S = 0.1
 MAX_INTERVAL_S = 0.5  # while the group does nothing
-_MAX_SHARE = 0.02  # of a core, for reading the use
 
 _STOP = signal.SIGTERM
 _SIGNALS = (_STOP, RENEW, signal.SIGCHLD)
@@ -94,18 +93,17 @@ class _Guard:
                     interval_s = MIN_INTERVAL_S
                     due_s = min(due_s, time.monotonic() + interval_s)
                 case _:
-                    began_s, before = time.monotonic(), self._used
+                    before = self._used
                     if (status := self._exceeded()) is not None:
                         return status
-                    interval_s = (
-                        MIN_INTERVAL_S if self._used != before else min(2 * interval_s, MAX_INTERVAL_S)
-                    )
-                    now_s = time.monotonic()
-                    due_s = now_s + max(interval_s, (now_s - began_s) / _MAX_SHARE)
+                    idle = self._used == before
+                    interval_s = min(2 * interval_s, MAX_INTERVAL_S) if idle else MIN_INTERVAL_S
+                    due_s = time.monotonic() + interval_s
 
     def _exceeded(self) -> int | None:
         """Read what the group uses; return the status for a limit that it exceeds."""
-        limits, used = self._limits, group_usage(self._handler, self._limits.memory_bytes)
+        limits = self._limits
+        used = group_usage(self._handler, limits.tasks, limits.memory_bytes)
         self._used = used
         cpu_s = used.cpu_s + self._reaped_s
         if self._allowed_s is None:

@@ -19,13 +19,16 @@ class GroupUsage:
     cpu_s: float = 0.0  # with that of children which were waited for
 
 
-def group_usage(group: int, most_memory: int) -> GroupUsage:
+def group_usage(group: int, most_tasks: int, most_memory: int) -> GroupUsage:
     """Return what the group uses now.
 
     Pages that processes share are counted in each, unless the sum then exceeds `most_memory`: their shares
-    take long to read.
+    take long to read. Of more than `most_tasks` processes only the number is returned: a fork bomb leaves no
+    time for more.
     """
     pids = _members(group)
+    if len(pids) > most_tasks:
+        return GroupUsage(tasks=len(pids))
     tasks, memory_bytes, cpu_s = 0, 0, 0.0
     for pid in pids:
         # After the name, which may contain anything: field 3, the state, is the first.
