@@ -103,14 +103,15 @@ class _Guard:
     def _exceeded(self) -> int | None:
         """Read what the group uses; return the status for a limit that it exceeds."""
         limits = self._limits
-        used = group_usage(self._handler, limits.tasks, limits.memory_bytes)
-        self._used = used
+        used = group_usage(self._handler, limits.tasks)
+        before, self._used = self._used, used
         cpu_s = used.cpu_s + self._reaped_s
         if self._allowed_s is None:
             self._allowed_s = cpu_s + limits.cpu_s
         if used.tasks > limits.tasks:
             return TASKS_STATUS
-        if used.memory_bytes > limits.memory_bytes:
+        # Twice: between its start and its exec, a child has its parent's memory.
+        if min(used.memory_bytes, before.memory_bytes) > limits.memory_bytes:
             return MEMORY_STATUS
         return CPU_STATUS if cpu_s > self._allowed_s else None
 

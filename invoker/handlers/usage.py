@@ -7,24 +7,27 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_COUNTED = {"Pss_Anon", "Pss_Shmem", "RssAnon", "RssShmem"}
+_COUNTED = {"RssAnon", "RssShmem"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUsage:
-    """The use of a process group. `memory_bytes` is anonymous and shared memory, not mapped files."""
+    """The use of a process group.
+
+    `memory_bytes` is anonymous and shared memory, not mapped files.
+    A page that processes share counts in each.
+    """
 
     tasks: int = 0  # processes and threads
     memory_bytes: int = 0
     cpu_s: float = 0.0  # with that of children which were waited for
 
 
-def group_usage(group: int, most_tasks: int, most_memory: int) -> GroupUsage:
-    """Return what the group uses now.
+def group_usage(group: int, most_tasks: int) -> GroupUsage:
+    """Return what the group uses now; of more than `most_tasks` processes only their number.
 
-    Pages that processes share are counted in each, unless the sum then exceeds `most_memory`: their shares
-    take long to read. Of more than `most_tasks` processes only the number is returned: a fork bomb leaves no
-    time for more.
+    It reads no file that needs a process's memory map, as smaps does: one that forks without end holds its
+    lock.
     """
     pids = _members(group)
     if len(pids) > most_tasks:
@@ -36,15 +39,14 @@ def group_usage(group: int, most_tasks: int, most_memory: int) -> GroupUsage:
         if len(fields) > 17:  # else it has ended
             cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S
             tasks += int(fields[17])
-            memory_bytes += _memory_bytes(pid, "status")
-    if memory_bytes > most_memory and len(pids) > 1:
-        memory_bytes = sum(_memory_bytes(pid, "smaps_rollup") or _memory_bytes(pid, "status") for pid in pids)
+            memory_bytes += memory_bytes_of(pid)
     return GroupUsage(tasks=tasks, memory_bytes=memory_bytes, cpu_s=cpu_s)
 
 
 def memory_bytes_of(pid: int) -> int:
     """Return the anonymous and shared memory of a process, 0 if it has ended."""
-    return _memory_bytes(pid, "status")
+    lines = (line.partition(":") for line in _read(_PROC / str(pid) / "status").splitlines())
+    return sum(int(rest.split()[0]) * 1024 for name, _, rest in lines if name in _COUNTED)
 
 
 def _members(group: int) -> list[int]:
@@ -55,11 +57,6 @@ def _members(group: int) -> list[int]:
                 if os.getpgid(pid) == group:
                     pids.append(pid)
     return pids
-
-
-def _memory_bytes(pid: int, file: str) -> int:
-    lines = (line.partition(":") for line in _read(_PROC / str(pid) / file).splitlines())
-    return sum(int(rest.split()[0]) * 1024 for name, _, rest in lines if name in _COUNTED)
 
 
 def _read(path: Path) -> str:

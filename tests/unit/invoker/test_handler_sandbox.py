@@ -13,16 +13,17 @@ import pytest
 
 from invoker.base.errors import SettingsError
 from invoker.handlers.confine import Sandbox, missing_parts
-from invoker.handlers.errors import BadHandler
+from invoker.handlers.errors import BadHandler, HandlerCrashed
 from invoker.handlers.landlock import TCP_VERSION, landlock_version
 from invoker.handlers.process import HandlerProcess
-from invoker.handlers.seccomp import program
+from invoker.handlers.seccomp import program, supports_seccomp
 from invoker.settings import parse_settings
 from registry.config.handler_spec import HandlerLimits, HandlerSpec
 from tests.fixtures.handler import call, started
 from tests.fixtures.loops import UVLOOP, Backend
 from tests.fixtures.patience import PATIENCE_S
 
+needs_seccomp = pytest.mark.skipif(not supports_seccomp(), reason="this kernel has no seccomp filters")
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 
@@ -122,6 +123,7 @@ def test_the_filter_knows_no_other_architecture() -> None:
     assert decide(code, "x86_64", 0x40000000) == ABSENT
 
 
+@needs_seccomp
 def test_an_older_kernels_filter_is_loaded() -> None:
     source = """
 import os, signal, sys
@@ -261,6 +263,7 @@ async def handle(size):
         ]
 
 
+@needs_seccomp
 async def test_no_socket_without_the_flag(tmp_path: Path) -> None:
     source = """
 import socket
@@ -273,3 +276,18 @@ def handle(family):
     async with started(tmp_path, source) as process:
         for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK):
             assert await call(process, family) == ["refused"]
+
+
+async def test_processes_and_threads_count_in_sum(tmp_path: Path) -> None:
+    source = """
+import subprocess, threading, time
+def handle(request):
+    for _ in range(12):
+        subprocess.Popen(["sleep", "1000"])
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    time.sleep(5)
+"""
+    limits = HandlerLimits(tasks=20, timeout_s=PATIENCE_S)
+    async with started(tmp_path, source, limits=limits) as process:
+        with pytest.raises(HandlerCrashed, match=r"limits\.tasks \(20 processes and threads\)"):
+            await call(process, None)
