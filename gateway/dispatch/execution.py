@@ -414,7 +414,7 @@ class RequestExecution(OpenCall):
         code, status = _ERRORS.get(error.code, ("internal", 500))
         message = error.message
         if error.code == "handler_error":  # the function's log has the rest, under this id
-            message += f" (request {self.call.request_id})"
+            message += f" (request {self.call.request_id.partition('/')[0]})"
         return DispatchError(code, message, status=status, retry_after_s=5 if status == 503 else None)
 
     def _given_up(self, error: Exception) -> DispatchError:

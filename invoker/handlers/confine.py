@@ -1,6 +1,6 @@
 """The restrictions that a handler's process puts on itself before it runs user code (Linux).
 
-It can gain no privilege, drops root's capabilities and may not exceed its limits. Landlock (`landlock`)
+It can gain no privilege, drops all capabilities and may not exceed its limits. Landlock (`landlock`)
 closes files, TCP and signals, a seccomp filter (`seccomp`) the system calls that Landlock does not see. Both
 need no rights, so that they work in a container without capabilities, too.
 """
@@ -135,16 +135,15 @@ def set_limits(limits: HandlerLimits) -> None:
 
 
 def _drop_privileges() -> None:
-    """Drop root's capabilities, for this process and every program that it starts."""
-    if os.geteuid() == 0:
-        for capability in range(64):
-            # Fails beyond the kernel's last capability, harmlessly.
-            libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
-        number = _SYS_CAPSET.get(os.uname().machine)
-        if number is not None:
-            header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), 8)
-            nothing = ctypes.create_string_buffer(24)
-            check(libc.syscall(number, header, nothing), "capset")
+    """Drop all capabilities, for this process and every program that it starts."""
+    for capability in range(64):
+        # Fails beyond the kernel's last capability, or without the right to, both harmlessly.
+        libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    number = _SYS_CAPSET.get(os.uname().machine)
+    if number is not None:
+        header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), 8)
+        nothing = ctypes.create_string_buffer(24)
+        check(libc.syscall(number, header, nothing), "capset")
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
