@@ -11,8 +11,9 @@ import resource
 import signal
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from invoker.handlers import seccomp
 from invoker.handlers.landlock import TCP_VERSION, landlock_version, restrict
@@ -43,8 +44,7 @@ CEILINGS = HandlerLimits(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sandbox:
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """What a node lets handlers do.
 
     With `network` they reach whatever the node reaches by IP, but not `redis_port`, the port of Redis where

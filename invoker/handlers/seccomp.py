@@ -10,7 +10,8 @@ import errno
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from invoker.handlers.landlock import SIGNAL_SCOPE_VERSION, TRUNCATE_VERSION
 from invoker.handlers.syscalls import prctl
@@ -131,8 +132,7 @@ _PR_SET_PDEATHSIG = 1
 _OF_PROCESS, _IO_OF_PROCESS = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
+class _Check(msgspec.Struct, frozen=True):
     """Continue if argument `index`, masked, is one of `values`, or is none of them if `excluded`."""
 
     index: int

@@ -2,16 +2,16 @@
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _COUNTED = {"RssAnon", "RssShmem"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupUsage:
+class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The use of a process group.
 
     `memory_bytes` is anonymous and shared memory, not mapped files.
