@@ -132,12 +132,16 @@ def _sandbox(options: Options, redis_url: str) -> Sandbox:
     """Return what handlers may do. Raises SettingsError if this machine cannot hold them to it."""
     redis = urlsplit(redis_url)
     try:
+        redis_port = 0 if redis.scheme == "unix" else redis.port or _REDIS_PORT
+    except ValueError as error:
+        raise SettingsError(f"--redis-url: {error}") from error
+    try:
         ceilings = parse_handler_limits(options.handler_limits, CEILINGS)
     except InvalidRecord as error:
         raise SettingsError(f"--handler-limits: {error}") from error
     sandbox = Sandbox(
         network=options.handler_network,
-        redis_port=0 if redis.scheme == "unix" else redis.port or _REDIS_PORT,
+        redis_port=redis_port,
         unconfined=options.allow_unconfined_handlers,
         ceilings=ceilings,
     )
