@@ -171,7 +171,7 @@ def handle(mib):
     ],
 )
 async def test_memory_counts_in_sum(tmp_path: Path, hog: str) -> None:
-    source = ATTEMPT + f"def handle(request):\n    {hog}\n    time.sleep(5)"
+    source = ATTEMPT + f"def handle(request):\n    {hog}\n    time.sleep(60)"
     limits = HandlerLimits(memory_bytes=128 * MIB, timeout_s=PATIENCE_S)
     async with started(tmp_path, source, limits=limits) as process:
         with pytest.raises(HandlerCrashed, match=r"limits\.memory"):
@@ -186,7 +186,7 @@ def handle(request):
     if request == "bomb":
         for _ in range(10):
             os.fork()
-        time.sleep(5)
+        time.sleep(60)
     return "well"
 """
     )

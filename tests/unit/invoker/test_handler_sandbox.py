@@ -285,7 +285,7 @@ def handle(request):
     for _ in range(12):
         subprocess.Popen(["sleep", "1000"])
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-    time.sleep(5)
+    time.sleep(60)
 """
     limits = HandlerLimits(tasks=20, timeout_s=PATIENCE_S)
     async with started(tmp_path, source, limits=limits) as process:
