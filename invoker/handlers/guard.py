@@ -79,7 +79,8 @@ class _Guard:
 
     def _watch(self) -> int | None:
         """Return once the group must end: the status for a limit that it exceeded, if it is for that."""
-        interval_s, due_s = MIN_INTERVAL_S, time.monotonic()
+        interval_s = MIN_INTERVAL_S
+        due_s = time.monotonic() + interval_s  # not while the handler needs the processor to load
         while True:
             info = signal.sigtimedwait(_SIGNALS, max(0.0, due_s - time.monotonic()))
             match info.si_signo if info else None:
