@@ -26,7 +26,7 @@ from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls
 from invoker.instances.device_cache import DeviceCache
 from invoker.instances.manager import Instances
-from invoker.instances.starting import InstanceContext
+from invoker.instances.starting import InstanceContext, MakeHandler
 from invoker.kv.transfer import KvConnector
 from invoker.links.listener import StageListener
 from invoker.live.hosted import HostedStages
@@ -221,12 +221,20 @@ def _instance_context(
         device_cache=images.device_cache,
         loader=images.loader,
         engines=setup.engines,
-        make_handler=HandlerProcess if setup.settings.allow_handlers else None,
+        make_handler=_handler_maker(setup.settings),
         scratch_dir=stack.enter_context(scratch_folder(scratch)),
         clock=setup.clock,
         meter=meter,
         log_line=rings.add,
     )
+
+
+def _handler_maker(settings: Settings) -> MakeHandler | None:
+    if not settings.allow_handlers:
+        return None
+    for part in settings.sandbox.missing():
+        log.warning("handlers are not confined: this machine lacks %s", part)
+    return partial(HandlerProcess, sandbox=settings.sandbox)
 
 
 async def _open_servers(

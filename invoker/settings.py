@@ -6,13 +6,16 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from invoker.base.errors import SettingsError
 from invoker.emulated.profiles import find_device
+from invoker.handlers.confine import CEILINGS, Sandbox
 from invoker.kv.choice import KvPolicy
 from rdmacast.protocol.tls import TlsFiles
 from registry.config.command_line import parse_options, process_command
 from registry.config.emulation import is_emulated, parse_device
+from registry.config.function_yaml import parse_handler_limits
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
 from registry.config.secrets import load_or_create_secret, secret_beside
@@ -20,6 +23,7 @@ from registry.errors import InvalidRecord
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_REDIS_PORT = 6379
 _RDMA = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}(:\d{1,3})?")
 
 HELP = """Run one node: an invoker with one accelerator.
@@ -72,6 +76,7 @@ class Settings:
     nixl: bool
     cast_tls: TlsFiles | None
     allow_handlers: bool
+    sandbox: Sandbox  # of handlers
     threads: int | None
     nodes_hint: int
     lease_s: float
@@ -119,7 +124,33 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
         rdma=_rdma(options.rdma),
         cast_tls=_tls_files(options.cast_tls_cert, options.cast_tls_key, options.cast_tls_ca),
         kv_moves=KvPolicy(options.kv_moves),
+        sandbox=_sandbox(options, redis_url),
     )
+
+
+def _sandbox(options: Options, redis_url: str) -> Sandbox:
+    """Return what handlers may do. Raises SettingsError if this machine cannot hold them to it."""
+    redis = urlsplit(redis_url)
+    try:
+        redis_port = 0 if redis.scheme == "unix" else redis.port or _REDIS_PORT
+    except ValueError as error:
+        raise SettingsError(f"--redis-url: {error}") from error
+    try:
+        ceilings = parse_handler_limits(options.handler_limits, CEILINGS)
+    except InvalidRecord as error:
+        raise SettingsError(f"--handler-limits: {error}") from error
+    sandbox = Sandbox(
+        network=options.handler_network,
+        redis_port=redis_port,
+        unconfined=options.allow_unconfined_handlers,
+        ceilings=ceilings,
+    )
+    if options.allow_handlers and not sandbox.unconfined and (missing := sandbox.missing()):
+        raise SettingsError(
+            f"--allow-handlers: this machine cannot confine handlers. It lacks {'; and '.join(missing)}. "
+            "With --allow-unconfined-handlers they run with what there is."
+        )
+    return sandbox
 
 
 def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:

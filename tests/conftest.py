@@ -35,7 +35,8 @@ settings.load_profile("fresh" if os.environ.get("HYPERCAST_FRESH_SEEDS") else "t
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """Three nodes on three virtual hosts, shared by the whole session; tests use functions of their own."""
     running = Platform(
-        data=tmp_path_factory.mktemp("platform"), flags=("--nodes", "3", "--hosts", "3", "--allow-handlers")
+        data=tmp_path_factory.mktemp("platform"),
+        flags=("--nodes", "3", "--hosts", "3", "--allow-handlers", "--allow-unconfined-handlers"),
     )
     running.up()
     yield running

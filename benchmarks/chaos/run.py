@@ -304,7 +304,7 @@ def chaos_platform(
     """Run a platform; processes left after `down` are findings. The folder is kept if given."""
     data = folder or Path(tempfile.mkdtemp(prefix="hypercast-chaos-"))
     memory = ("--gpu-memory", "512MiB", "--host-memory", "512MiB")
-    flags = ("--allow-handlers", "--meter-interval", "5s", *memory)
+    flags = ("--allow-handlers", "--allow-unconfined-handlers", "--meter-interval", "5s", *memory)
     with running_platform(data, *flags, nodes=nodes, gateways=gateways) as platform:
         yield platform
     findings.add([f"left behind by `down`: {stray}" for stray in platform.strays()])

@@ -198,10 +198,11 @@ class LocalPlatform:
         return found
 
     def handlers(self) -> list[psutil.Process]:
-        """Return the handler processes: nodes have no other children."""
+        """Return the handler processes: each is the child of its guard, and nodes have no other children."""
         processes = self.processes()
         nodes = [processes[node.name] for node in self.nodes if node.name in processes]
-        return [handler for node in nodes for handler in _children(node)]
+        guards = [guard for node in nodes for guard in _children(node)]
+        return [handler for guard in guards for handler in _children(guard)]
 
     def strays(self) -> list[psutil.Process]:
         """Return processes that write to the platform's logs but are not supervised."""

@@ -32,7 +32,7 @@ class DispatchError(Exception):
     | code | status |
     |---|---|
     | overloaded, draining | 503 (with retry_after_s) |
-    | start_failed | 503; the message has the last log lines of the failing part |
+    | start_failed | 503; the message has the reason |
     | no_nodes | 503 |
     | timeout | 504; the message names the stage that ran out |
     | bad_request | 400 |

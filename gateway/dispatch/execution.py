@@ -413,13 +413,14 @@ class RequestExecution(OpenCall):
                 "internal", f"node {instance.node} was lost in the middle of its response", status=500
             ) from error
 
-    @staticmethod
-    def _translated(error: RemoteError) -> DispatchError:
+    def _translated(self, error: RemoteError) -> DispatchError:
         code, status = _ERRORS.get(error.code, ("internal", 500))
-        return DispatchError(code, error.message, status=status, retry_after_s=5 if status == 503 else None)
+        message = error.message
+        if error.code == "handler_error":  # the function's log has the rest, under this id
+            message += f" (request {self.call.request_id.partition('/')[0]})"
+        return DispatchError(code, message, status=status, retry_after_s=5 if status == 503 else None)
 
-    @staticmethod
-    def _given_up(error: Exception) -> DispatchError:
+    def _given_up(self, error: Exception) -> DispatchError:
         if isinstance(error, RemoteError):
-            return RequestExecution._translated(error)
+            return self._translated(error)
         return DispatchError("internal", f"the call was retried too often; last error: {error}", status=500)

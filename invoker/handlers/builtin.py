@@ -5,7 +5,7 @@ from pathlib import Path
 
 from invoker.handlers.errors import BadHandler
 from invoker.handlers.running import HandlerOutput
-from registry.config.function_yaml import HandlerSpec
+from registry.config.handler_spec import HandlerSpec
 
 
 class EchoHandler:

@@ -1,8 +1,9 @@
 """The program of a handler's process: `python -I -m invoker.handlers.child FD PARENT_PID`.
 
-It reads LoadHandler, confines itself, loads the handler and then serves calls until the node closes the
-socket. A plain function runs in a thread, an async one on the loop; the result may be a value, a generator or
-an async generator, the values of which are sent one by one.
+It reads LoadHandler and forks: the parent becomes the guard. The child confines itself, takes the function's
+environment, loads the handler and then serves calls until the node closes the socket. A plain function runs
+in a thread, an async one on the loop; the result may be a value, a generator or an async generator, the
+values of which are sent one by one.
 """
 
 import asyncio
@@ -16,12 +17,14 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from invoker.handlers import confine
+from invoker.handlers.guard import fork_handler
 from invoker.handlers.protocol import (
     LENGTH_BYTES,
     MAX_BODY_BYTES,
@@ -43,6 +46,7 @@ from invoker.handlers.protocol import (
 from rdmacast.aio import threads
 
 _LAST_FRAMES = 20  # of a traceback
+_MESSAGE_CHARACTERS = 2000
 _STACK_BYTES = 2 << 20
 
 
@@ -60,18 +64,24 @@ def main() -> None:
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     load = _receive_load(sock)
+    fork_handler(load.limits, node=parent_pid, socket=descriptor)
     scratch = Path.cwd()
-    confine.drop_privileges()
-    confined = confine.close_file_system(scratch)
     # The limit counts the stacks of threads; the default of 8 MiB is far too much.
     threading.stack_size(_STACK_BYTES)
-    confine.set_limits(memory_bytes=load.memory_bytes, file_bytes=load.file_bytes, open_files=load.open_files)
+    try:
+        confine.confine(scratch, load.limits, load.sandbox)
+    except OSError as error:
+        sock.sendall(encode(LoadFailed(message=f"its process cannot be confined: {error}")))
+        raise SystemExit(1) from None
+    # Not before: the names steer what loads libraries and starts interpreters.
+    os.environ.update(load.env)
     try:
         handler = _load(scratch, load)
-    except BaseException:  # the user's code may raise anything
-        sock.sendall(encode(LoadFailed(message=_short_traceback())))
+    except BaseException as error:  # the user's code may raise anything
+        _log(f"the handler cannot be loaded:\n{_traceback(error)}")
+        sock.sendall(encode(LoadFailed(message=type(error).__name__)))
         raise SystemExit(1) from None
-    sock.sendall(encode(HandlerReady(confined=confined)))
+    sock.sendall(encode(HandlerReady()))
     asyncio.run(_serve(sock, handler, load))
 
 
@@ -112,8 +122,8 @@ def _load(scratch: Path, load: LoadHandler) -> Callable[[Any], Any]:
 
 async def _serve(sock: socket.socket, handler: Callable[[Any], Any], load: LoadHandler) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=sock)
-    pool = ThreadPoolExecutor(load.threads, thread_name_prefix="handler")
-    service = _Service(handler, writer, pool, load.output_bytes)
+    pool = ThreadPoolExecutor(load.limits.threads, thread_name_prefix="handler")
+    service = _Service(handler, writer, pool, load.limits.output_bytes)
     while (body := await read_body(reader, MAX_BODY_BYTES + OVERHEAD_BYTES)) is not None:
         match to_child.decode(body):
             case StartCall() as invoke:
@@ -164,10 +174,10 @@ class _Service:
             last = CallFailed(call=call, kind="too_large", message=message)
         except asyncio.CancelledError:
             last = CallFailed(call=call, kind="cancelled", message="cancelled")
-        except MemoryError:
-            last = CallFailed(call=call, kind="out_of_memory", message=_short_traceback())
-        except BaseException:  # the user's code may raise anything
-            last = CallFailed(call=call, kind="raised", message=_short_traceback())
+        except MemoryError as error:
+            last = _failed(invoke, "out_of_memory", error)
+        except BaseException as error:  # the user's code may raise anything
+            last = _failed(invoke, "raised", error)
         del self._tasks[call], self._cancelled[call]
         await self._send(last)
         if isinstance(last, CallFailed) and last.kind == "out_of_memory":
@@ -251,10 +261,21 @@ async def _close_async(values: AsyncIterator[Any]) -> None:
         await values.aclose()
 
 
-def _short_traceback() -> str:
-    """Return the current exception for the function's author: only frames of their code, the last ones."""
-    error = sys.exc_info()[1]
-    assert error is not None
+def _failed(invoke: StartCall, kind: Literal["raised", "out_of_memory"], error: BaseException) -> CallFailed:
+    """Return the failure for the caller, which gets the exception alone; its traceback is for the log."""
+    _log(f"request {invoke.request_id} failed:\n{_traceback(error)}")
+    message = "".join(traceback.format_exception_only(error)).strip()
+    return CallFailed(call=invoke.call, kind=kind, message=message[:_MESSAGE_CHARACTERS])
+
+
+def _log(text: str) -> None:
+    """Write to the function's log, whatever the handler made of sys.stderr."""
+    with suppress(OSError):
+        os.write(2, f"{text}\n".encode(errors="replace"))
+
+
+def _traceback(error: BaseException) -> str:
+    """Return an exception for the function's author: only frames of their code, the last ones."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OWN)
     ]

@@ -1,9 +1,11 @@
-"""Exceptions of handlers. `code` is a channel error code (see registry/messages/node.py).
+"""Exceptions of handlers, whose messages reach callers of any tenant: no lines of the log, no tracebacks.
+
+`code` is a channel error code (see registry/messages/node.py).
 
 HandlerError
 ├── BadHandler         its code cannot be loaded (start_failed)
 ├── HandlerRaised      the handler raised, or its result is not JSON
-├── HandlerCrashed     its process ended or broke the protocol; the message has the last log lines
+├── HandlerCrashed     its process ended, exceeded a limit or broke the protocol
 ├── HandlerTimeout     the call exceeded its time limit
 ├── OutputTooLarge     the call's output exceeds its limit
 └── HandlerStopped     the call came after aclose, or was in progress during it

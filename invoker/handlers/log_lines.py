@@ -1,13 +1,11 @@
-"""A process's output as lines: bounded in length and rate, with the last ones kept."""
+"""A process's output as lines: bounded in length and rate."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 MAX_LINE_BYTES = 4096
 MAX_LINES = 500  # in a window; more are dropped and counted
 WINDOW_S = 1.0
-KEPT_LINES = 50
 
 
 class LineSplitter:
@@ -20,7 +18,6 @@ class LineSplitter:
         self._on_line = on_line
         self._clock = clock
         self._rest = b""
-        self._last: deque[bytes] = deque(maxlen=KEPT_LINES)
         self._window_s = clock()
         self._in_window = 0
         self.dropped = 0  # since the last report
@@ -51,12 +48,7 @@ class LineSplitter:
             self._on_line(f"({self.dropped} lines dropped: more than {MAX_LINES} in {WINDOW_S:g} s)")
             self.dropped = 0
 
-    def tail(self, count: int) -> list[str]:
-        """Return the last lines, oldest first, dropped ones included."""
-        return [_text(line) for line in list(self._last)[-count:]]
-
     def _emit(self, lines: list[bytes]) -> None:
-        self._last.extend(lines[-KEPT_LINES:])
         shown = lines[: MAX_LINES - self._in_window]
         self._in_window += len(shown)
         self.dropped += len(lines) - len(shown)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+from invoker.handlers.confine import DEFAULT_SANDBOX, Sandbox
 from invoker.handlers.errors import (
     BadHandler,
     HandlerError,
@@ -16,7 +17,8 @@ from invoker.handlers.protocol import MAX_BODY_BYTES
 from invoker.handlers.running import HandlerOutput, RunningHandler
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.shielded import run_shielded
-from registry.config.function_yaml import FILE_NAME, HandlerSpec, parse_function_yaml
+from registry.config.function_yaml import FILE_NAME, parse_function_yaml
+from registry.config.handler_spec import HandlerSpec
 from registry.errors import InvalidRecord
 
 LOAD_TIMEOUT_S = 60.0
@@ -54,8 +56,15 @@ class HandlerProcess:
     restarted by the next call, after a delay that doubles with each consecutive failure.
     """
 
-    def __init__(self, on_log: Callable[[str], None], *, load_timeout_s: float = LOAD_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        on_log: Callable[[str], None],
+        *,
+        sandbox: Sandbox = DEFAULT_SANDBOX,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+    ) -> None:
         self._on_log = on_log
+        self._sandbox = sandbox
         self._load_timeout_s = load_timeout_s
         self._files: Mapping[str, bytes] = {}
         self._spec: HandlerSpec | None = None
@@ -79,8 +88,10 @@ class HandlerProcess:
     async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None:
         """Write `files` into a private folder under `scratch_dir` and load the handler.
 
-        Raises BadHandler with the handler's own error. After a failure nothing is left behind.
+        Raises BadHandler, also for limits above the node's ceilings. After a failure nothing is left behind.
         """
+        if excess := spec.limits.excess(self._sandbox.ceilings):
+            raise BadHandler(f"{excess} of this node (--handler-limits)")
         self._files = dict(files)
         self._spec = spec
         self._scratch_dir = scratch_dir
@@ -200,7 +211,7 @@ class HandlerProcess:
         self._folder = await asyncio.to_thread(make_folder, self._scratch_dir, self._files)
         try:
             return await RunningHandler.spawn(
-                spec, self._folder, self._on_log, timeout_s=self._load_timeout_s
+                spec, self._sandbox, self._folder, self._on_log, timeout_s=self._load_timeout_s
             )
         except BaseException:
             await run_shielded(self._drop_folder())

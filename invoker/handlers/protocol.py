@@ -7,9 +7,13 @@ Neither side trusts the other's lengths: a frame over `max_frame` ends the conne
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from invoker.handlers.confine import Sandbox
+from registry.config.handler_spec import HandlerLimits
 
 LENGTH_BYTES = 4
 MAX_BODY_BYTES = 64 << 20  # of one request
@@ -21,15 +25,13 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadHandler(_Frame, frozen=True, kw_only=True):
-    """Restrict access to the file system, set the limits, and load `function` from `file`."""
+    """Confine the process, set its limits and environment, and load `function` from `file`."""
 
     file: str
     function: str
-    memory_bytes: int
-    file_bytes: int
-    open_files: int
-    output_bytes: int
-    threads: int
+    env: Mapping[str, str]
+    limits: HandlerLimits
+    sandbox: Sandbox
 
 
 class StartCall(_Frame, frozen=True, kw_only=True):
@@ -47,13 +49,11 @@ class CancelCall(_Frame, frozen=True, kw_only=True):
 
 
 class HandlerReady(_Frame, frozen=True, kw_only=True):
-    """The handler is loaded. `confined` is whether the kernel restricts its file system access."""
-
-    confined: bool
+    """The handler is loaded."""
 
 
 class LoadFailed(_Frame, frozen=True, kw_only=True):
-    """The handler could not be loaded."""
+    """The handler could not be loaded. `message` goes to callers, the reason is in the log."""
 
     message: str
 
@@ -77,7 +77,7 @@ class CallFailed(_Frame, frozen=True, kw_only=True):
 
     call: int
     kind: Literal["raised", "too_large", "cancelled", "out_of_memory"]
-    message: str
+    message: str  # for the caller
 
 
 ToChild = LoadHandler | StartCall | CancelCall

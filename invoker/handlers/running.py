@@ -2,17 +2,16 @@
 
 import asyncio
 import os
-import resource
 import signal
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-import psutil
 
+from invoker.handlers import guard
+from invoker.handlers.confine import Sandbox
 from invoker.handlers.errors import (
     BadHandler,
     HandlerCrashed,
@@ -37,16 +36,18 @@ from invoker.handlers.protocol import (
     read_body,
     to_node,
 )
-from invoker.handlers.spawn import ProcessOutput, kill_strays, kill_tree, start_process
+from invoker.handlers.spawn import ProcessOutput, renew_cpu_limit, start_process, stop_process
 from rdmacast.aio.groups import cancel_and_discard
 from rdmacast.aio.shielded import run_shielded
-from registry.config.function_yaml import HandlerSpec
+from registry.config.handler_spec import HandlerSpec
 
 GRACE_S = 0.5  # between cancelling an overdue call and killing the process
 _DRAIN_S = 1.0  # for output and frames still in transit after the process ended
 _READ_BYTES = 16 * 1024
 _FLOOD_PAUSE_S = 0.01
-_ERROR_LINES = 10
+_RENEWAL_S = 0.1  # calls that begin within it share one renewal of limits.cpu
+_LOAD_MESSAGE, _MESSAGE = 200, 2000  # characters
+_SEE_LOG = "its log (`hypercast logs`) has more"
 
 
 class HandlerOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +88,6 @@ class RunningHandler:
         writer: asyncio.StreamWriter,
         output: ProcessOutput,
         spec: HandlerSpec,
-        folder: Path,
         on_log: Callable[[str], None],
     ) -> None:
         self._process = process
@@ -95,8 +95,8 @@ class RunningHandler:
         self._writer = writer
         self._output = output
         self._spec = spec
-        self._folder = folder
         self._log = LineSplitter(on_log)
+        self._renewed_s = float("-inf")  # when limits.cpu was last renewed
         self._calls: dict[int, HandlerCall] = {}
         self._next_call = 1
         self._kill_reason: HandlerError | None = None
@@ -124,14 +124,20 @@ class RunningHandler:
 
     @classmethod
     async def spawn(
-        cls, spec: HandlerSpec, folder: Path, on_log: Callable[[str], None], *, timeout_s: float
+        cls,
+        spec: HandlerSpec,
+        sandbox: Sandbox,
+        folder: Path,
+        on_log: Callable[[str], None],
+        *,
+        timeout_s: float,
     ) -> "RunningHandler":
         """Start the process and load the handler. Raises BadHandler with the process's report."""
         ours, theirs = socket.socketpair()
         output = await ProcessOutput.open()
         try:
             with theirs:
-                process = await start_process(spec, folder, theirs, output.write_end)
+                process = await start_process(folder, theirs, output.write_end)
         except BaseException as error:
             ours.close()
             output.close()
@@ -141,13 +147,11 @@ class RunningHandler:
         finally:
             os.close(output.write_end)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        running = cls(process, reader, writer, output, spec, folder, on_log)
+        running = cls(process, reader, writer, output, spec, on_log)
         try:
-            await running._load(timeout_s)
-        except BaseException as error:
+            await running._load(sandbox, timeout_s)
+        except BaseException:
             await run_shielded(running._end())
-            if isinstance(error, BadHandler):
-                raise BadHandler(running._with_log(str(error))) from error
             raise
         running._task = asyncio.create_task(running._serve())
         return running
@@ -185,7 +189,7 @@ class RunningHandler:
         """Kill the process and its descendants; calls in progress end with `reason`."""
         if self._kill_reason is None:
             self._kill_reason = reason
-        kill_tree(self._process)
+        stop_process(self._process)
 
     async def aclose(self) -> None:
         """Kill the process and its descendants; calls in progress end with HandlerStopped."""
@@ -194,18 +198,14 @@ class RunningHandler:
         if self._task is not None:
             await self._task
 
-    async def _load(self, timeout_s: float) -> None:
-        limits = self._spec.limits
+    async def _load(self, sandbox: Sandbox, timeout_s: float) -> None:
         load = LoadHandler(
             file=self._spec.file,
             function=self._spec.function,
-            memory_bytes=limits.memory_bytes,
-            file_bytes=limits.file_bytes,
-            open_files=limits.open_files,
-            output_bytes=limits.output_bytes,
-            threads=limits.threads,
+            env=self._spec.env,
+            limits=self._spec.limits,
+            sandbox=sandbox,
         )
-        self._renew_cpu_limit()
         self._writer.write(encode(load))
         try:
             async with asyncio.timeout(timeout_s):
@@ -215,13 +215,13 @@ class RunningHandler:
         except BadFrame as error:
             raise BadHandler(f"the handler broke the protocol: {error}") from error
         if body is None:
-            raise BadHandler("the handler's process ended while loading")
+            raise BadHandler(f"the handler's process ended while loading: {_SEE_LOG}")
         try:
             answer = to_node.decode(body)
         except msgspec.DecodeError as error:
             raise BadHandler(f"the handler broke the protocol: {error}") from error
         if isinstance(answer, LoadFailed):
-            raise BadHandler(f"the handler cannot be loaded: {answer.message}")
+            raise BadHandler(f"the handler cannot be loaded: {answer.message[:_LOAD_MESSAGE]}; {_SEE_LOG}")
         if not isinstance(answer, HandlerReady):
             raise BadHandler("the handler broke the protocol while loading")
 
@@ -265,9 +265,8 @@ class RunningHandler:
 
     async def _end(self) -> None:
         """Ensure that the process has ended, then fail its remaining calls."""
-        kill_tree(self._process)
-        ended_s = await self._exit_task
-        await asyncio.to_thread(kill_strays, self._folder, self._process.pid, ended_s)
+        stop_process(self._process)
+        await self._exit_task
         await asyncio.wait([self._output_task], timeout=_DRAIN_S)
         await cancel_and_discard(self._output_task)
         self._output.close()
@@ -275,7 +274,7 @@ class RunningHandler:
         self._writer.close()
         with suppress(OSError):  # the other end is closed
             await self._writer.wait_closed()
-        reason = self._kill_reason or HandlerCrashed(self._with_log(self._exit_reason()))
+        reason = self._kill_reason or HandlerCrashed(f"{self._exit_reason()}; {_SEE_LOG}")
         self.ended.set()
         for call in self._calls.values():
             call.finish(reason)
@@ -283,24 +282,25 @@ class RunningHandler:
         self._overdue.clear()
         self._settled.set()
 
-    async def _exited(self) -> float:
-        """Return when the process ended, closing the socket that a child of it may still hold."""
+    async def _exited(self) -> None:
+        """Return once the process has ended, and all that it started."""
         await self._process.wait()
-        ended_s = time.time()
         asyncio.get_running_loop().call_later(_DRAIN_S, self._writer.transport.abort)
-        return ended_s
 
     def _exit_reason(self) -> str:
-        code = self._process.returncode
-        if code == -signal.SIGXCPU:
-            return f"the handler exceeded limits.cpu ({self._spec.limits.cpu_s:g} s of processor time)"
+        code, limits = self._process.returncode, self._spec.limits
+        match code:
+            case guard.CPU_STATUS:
+                return f"the handler exceeded limits.cpu ({limits.cpu_s:g} s of processor time)"
+            case guard.MEMORY_STATUS:
+                return (
+                    f"the handler exceeded limits.memory ({limits.memory_bytes} bytes in all its processes)"
+                )
+            case guard.TASKS_STATUS:
+                return f"the handler exceeded limits.tasks ({limits.tasks} processes and threads)"
         if code is not None and code < 0:
             return f"the handler's process was killed by {signal.Signals(-code).name}"
         return f"the handler's process ended with status {code}"
-
-    def _with_log(self, message: str) -> str:
-        lines = self._log.tail(_ERROR_LINES)
-        return message if not lines else message + "\nlast log lines:\n" + "\n".join(lines)
 
     async def _read_output(self) -> None:
         while True:
@@ -319,23 +319,18 @@ class RunningHandler:
             await asyncio.sleep(_FLOOD_PAUSE_S if self._log.dropped else 0)
 
     def _renew_cpu_limit(self) -> None:
-        """Allow `cpu_s` more processor time from now; the kernel counts from the process start."""
-        if self._process.returncode is not None:
-            return  # its pid may have been reused
-        with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            times = psutil.Process(self._process.pid).cpu_times()
-            soft = int(times.user + times.system + self._spec.limits.cpu_s) + 1
-            hard = resource.prlimit(self._process.pid, resource.RLIMIT_CPU)[1]
-            if hard != resource.RLIM_INFINITY:
-                soft = min(soft, hard)
-            resource.prlimit(self._process.pid, resource.RLIMIT_CPU, (soft, hard))
+        """Allow `cpu_s` more processor time from now."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._renewed_s > _RENEWAL_S:
+            self._renewed_s = now_s
+            renew_cpu_limit(self._process)
 
 
 def _failure(frame: CallFailed) -> HandlerError:
     match frame.kind:
         case "too_large":
-            return OutputTooLarge(frame.message)
+            return OutputTooLarge(frame.message[:_MESSAGE])
         case "out_of_memory":
-            return HandlerRaised(f"the handler exceeded limits.memory\n{frame.message}")
+            return HandlerRaised(f"the handler exceeded limits.memory: {frame.message[:_MESSAGE]}")
         case _:
-            return HandlerRaised(frame.message)
+            return HandlerRaised(frame.message[:_MESSAGE])

@@ -1,4 +1,4 @@
-"""Starts a handler's process, and kills it with all its descendants."""
+"""Starts and stops the process of a handler's guard, from which the handler forks."""
 
 import asyncio
 import os
@@ -8,10 +8,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from invoker.handlers import confine
-from registry.config.function_yaml import HandlerSpec
+from invoker.handlers.confine import hide_memory
+from invoker.handlers.guard import RENEW
+from invoker.handlers.landlock import landlock_version
 
 # The part of the node's environment that a handler inherits: the places of libraries and devices.
 _INHERITED = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SSL_CERT_FILE", "TZ")
@@ -46,20 +45,17 @@ class ProcessOutput:
         self._transport.close()
 
 
-async def start_process(
-    spec: HandlerSpec, folder: Path, theirs: socket.socket, output: int
-) -> asyncio.subprocess.Process:
-    if confine.landlock_version() < 1:
+async def start_process(folder: Path, theirs: socket.socket, output: int) -> asyncio.subprocess.Process:
+    if landlock_version() < 1:
         # Without Landlock, only this protects the node's memory from a process of the same user.
-        confine.hide_memory()
+        hide_memory()
     environment = {
         "PATH": os.defpath,
         "LANG": "C.UTF-8",
         "TMPDIR": str(folder),
         "MALLOC_ARENA_MAX": "2",
         **{name: os.environ[name] for name in _INHERITED if name in os.environ},
-        **spec.env,
-        "HOME": str(folder),  # marks the handler's descendants, see kill_strays
+        "HOME": str(folder),
     }
     arguments = ["-I", "-B", "-m", "invoker.handlers.child", str(theirs.fileno()), str(os.getpid())]
     return await asyncio.create_subprocess_exec(
@@ -75,34 +71,18 @@ async def start_process(
     )
 
 
-def kill_tree(process: asyncio.subprocess.Process) -> None:
-    """Kill the process, its group, and those of its descendants that left the group.
-
-    If the process has ended, nothing is killed: its pid may have been reused. See kill_strays.
-    """
-    if process.returncode is not None:
-        return
-    descendants: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        descendants = psutil.Process(process.pid).children(recursive=True)
-    # The handler first: it must not outlive its children.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for descendant in descendants:
-        with suppress(psutil.NoSuchProcess):
-            descendant.kill()
+def stop_process(process: asyncio.subprocess.Process) -> None:
+    """Have the guard kill the handler with all that it started, and end."""
+    _send(process, signal.SIGTERM)
 
 
-def kill_strays(folder: Path, group: int, ended_s: float) -> None:
-    """Kill the remaining descendants of a process that ended at `ended_s`, in seconds of the wall clock.
+def renew_cpu_limit(process: asyncio.subprocess.Process) -> None:
+    """Have the guard allow limits.cpu from now on."""
+    _send(process, RENEW)
 
-    They have the handler's folder as HOME, or, with another environment, are still in its group and older
-    than its end. A younger member belongs to a group that reused the number.
-    """
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, ProcessLookupError, PermissionError):
-            if process.uids().real != os.getuid():
-                continue
-            is_member = os.getpgid(process.pid) == group and process.create_time() < ended_s
-            if is_member or process.environ().get("HOME") == str(folder):
-                process.kill()
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal unless the process has ended: its pid may then be another's."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(number)

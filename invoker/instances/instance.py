@@ -19,7 +19,7 @@ from invoker.instances.lifecycle import Lifecycle
 from invoker.kv.choice import PrefillRate
 from invoker.memory.arena import Region
 from invoker.metering.accounts import MeterAccount
-from registry.config.function_yaml import HandlerSpec
+from registry.config.handler_spec import HandlerSpec
 from registry.messages.node import StartInstance
 from registry.records.instance import InstanceState
 

@@ -3,6 +3,7 @@
 - `command_line`: the command lines of processes, made from Options
 - `emulation`: the names of emulated models and devices
 - `function_yaml`: the declaration of a function
+- `handler_spec`: what it declares of a handler: its function, environment and limits
 - `option_types`: flags and the types of their values
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once
 - `secrets`: API keys and the cluster's secret

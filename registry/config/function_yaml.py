@@ -7,20 +7,22 @@ model: ./checkpoint           # a folder beside this file, an absolute path, or 
 dtype: float32
 handler: handler.py:handle    # file and function, or builtin:echo; instead of a model
 env: {GREETING: hello}
-limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4}
+limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4,
+         tasks: 512}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
           live: auto, ttft_target: 1s}
 """
 
 import re
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 import yaml
 
+from registry.config.handler_spec import HandlerLimits, HandlerSpec, bad_env_name, key_of
 from registry.errors import InvalidRecord
 from registry.records.function import BUILTIN_PREFIX, BUILTINS, FunctionTask, Scaling, check_name
 from registry.records.live import LiveMode
@@ -36,57 +38,7 @@ DTYPES = frozenset(get_args(DType))
 
 _MIB = 1024**2
 _DEEP = re.compile(r"(?:[-?] +){20}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HANDLER = re.compile(r"(?P<file>[^:]+\.py):(?P<function>[A-Za-z_][A-Za-z0-9_]*)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerLimits:
-    """The resource limits of one handler process.
-
-    `cpu_s` is processor time within one call; `timeout_s` is the wall-clock limit of a call (a caller may
-    request less). `output_bytes` bounds the whole output of one call. `threads` is the number of plain (not
-    async) calls run at once.
-    """
-
-    memory_bytes: int = 1024 * _MIB
-    cpu_s: float = 300.0
-    timeout_s: float = 300.0
-    output_bytes: int = 8 * _MIB
-    file_bytes: int = 256 * _MIB
-    open_files: int = 256
-    threads: int = 4
-
-    def __post_init__(self) -> None:
-        bounds: tuple[tuple[str, float, float, float], ...] = (
-            ("memory", self.memory_bytes, 16 * _MIB, 1 << 44),
-            ("cpu", self.cpu_s, 1, 86400),
-            ("timeout", self.timeout_s, 0.001, 86400),
-            ("output", self.output_bytes, 1, 1 << 30),
-            ("file_size", self.file_bytes, 0, 1 << 44),
-            ("open_files", self.open_files, 32, 65536),
-            ("threads", self.threads, 1, 256),
-        )
-        for name, value, low, high in bounds:
-            if not low <= value <= high:
-                raise InvalidRecord(f"limits.{name} must be {low} to {high}, not {value}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerSpec:
-    """A user's own handler: `function` in `file`, relative to the function's folder.
-
-    Without a file it is the built-in handler of that name.
-    """
-
-    file: str
-    function: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    limits: HandlerLimits = field(default_factory=HandlerLimits)
-
-    @property
-    def builtin(self) -> bool:
-        return not self.file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,16 +76,16 @@ class _Seconds(float):
 _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
-def _section(record: type, **renamed: str) -> type[msgspec.Struct]:
+def _section(record: type) -> type[msgspec.Struct]:
     """Return the section that fills a record: its fields, all optional, with units where it has them."""
     hints, units = get_type_hints(record), {"bytes": _Bytes, "s": _Seconds}
     names = [one.name for one in fields(record)]
     kinds = [(name, units.get(name.rpartition("_")[2], hints[name]) | None, None) for name in names]
-    keys = {name: re.sub(r"_(bytes|s)$", "", name) for name in names} | renamed
+    keys = {name: key_of(name) for name in names}
     return msgspec.defstruct(record.__name__, kinds, rename=keys, kw_only=True, forbid_unknown_fields=True)
 
 
-_LimitsSection = _section(HandlerLimits, file_bytes="file_size")
+_LimitsSection = _section(HandlerLimits)
 _ScalingSection = _section(Scaling)
 
 
@@ -211,6 +163,16 @@ def parse_function_yaml(text: str | bytes) -> FunctionSpec:
         handler=handler,
         scaling=scaling,
     )
+
+
+def parse_handler_limits(text: str, defaults: HandlerLimits) -> HandlerLimits:
+    """Parse limits such as "memory: 8GiB, cpu: 1h", over `defaults`. Raises InvalidRecord."""
+    document = _parse_yaml(f"limits: {{{text}}}")
+    try:
+        file = msgspec.convert(document, _FunctionFile, dec_hook=_decode_quantity)
+    except msgspec.ValidationError as error:
+        raise InvalidRecord(_explained(error, document)) from None
+    return replace(defaults, **_settings(file.limits))
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -339,13 +301,11 @@ def _handler(file: _FunctionFile) -> HandlerSpec | None:
 
 
 def _env(values: Mapping[str, object]) -> Mapping[str, str]:
-    env: dict[str, str] = {}
     for name, value in values.items():
-        if not _ENV_NAME.fullmatch(name):
-            raise InvalidRecord(f"env.{name}: not a name for an environment variable")
+        if reason := bad_env_name(name):
+            raise InvalidRecord(f"env.{name}: {reason}")
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise InvalidRecord(f"env.{name}: must be text, not {_kind(value)}; put it in quotes")
         if "\0" in str(value):
             raise InvalidRecord(f"env.{name}: contains a NUL character")
-        env[name] = str(value)
-    return env
+    return {name: str(value) for name, value in values.items()}

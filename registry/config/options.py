@@ -234,6 +234,26 @@ class Options:
     allow_handlers: bool = flag(
         "--allow-handlers", UP_INVOKER, "Allow functions that bring their own code.", default=False
     )
+    handler_network: bool = flag(
+        "--handler-network",
+        UP_INVOKER,
+        "Let handlers use the network (TCP and UDP), except for the port of Redis.",
+        default=False,
+    )
+    handler_limits: str = flag(
+        "--handler-limits",
+        UP_INVOKER,
+        "Ceilings on the limits of handlers, such as 'memory: 8GiB, cpu: 10m'.",
+        default="",
+        shown="see the documentation",
+        metavar="LIMITS",
+    )
+    allow_unconfined_handlers: bool = flag(
+        "--allow-unconfined-handlers",
+        UP_INVOKER,
+        "Run handlers even where the kernel lacks a part of what confines them.",
+        default=False,
+    )
     threads: int | None = flag(
         "--threads", INVOKER, "Compute threads.", NODE_COUNT, shown="cores divided by --nodes-hint"
     )

@@ -74,7 +74,10 @@ class Fuzzed:
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Fuzzed]:
     folder = tmp_path_factory.mktemp("fuzz")
-    platform = Platform(data=folder / "data", flags=("--nodes", "2", "--hosts", "2", "--allow-handlers"))
+    platform = Platform(
+        data=folder / "data",
+        flags=("--nodes", "2", "--hosts", "2", "--allow-handlers", "--allow-unconfined-handlers"),
+    )
     platform.up()
     try:
         for name in ("coder", "spare-model"):

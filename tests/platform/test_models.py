@@ -100,7 +100,7 @@ def test_a_handler_of_ones_own(platform: Platform, root: Path) -> None:
     platform.run("delete", "echo", "--yes")
 
 
-def test_a_start_that_fails_shows_the_nodes_words(platform: Platform, tmp_path: Path) -> None:
+def test_a_start_that_fails_says_why_in_the_log(platform: Platform, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     (folder / "function.yaml").write_text("name: broken\nhandler: handler.py:handle\n")
@@ -108,6 +108,35 @@ def test_a_start_that_fails_shows_the_nodes_words(platform: Platform, tmp_path: 
     platform.run("deploy", str(folder))
     done = platform.run("invoke", "broken", "-d", "{}", check=False)
     assert done.returncode == 1
-    assert "a_module_that_nobody_has" in done.stderr
+    assert "ModuleNotFoundError" in done.stderr and "hypercast logs" in done.stderr
+    assert "a_module_that_nobody_has" not in done.stderr
     assert "a_module_that_nobody_has" in platform.run("logs", "broken").stdout
     platform.run("delete", "broken", "--yes")
+
+
+def test_a_handlers_error_has_the_request_id_and_no_line_of_another_tenant(
+    platform: Platform, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gossip"
+    folder.mkdir()
+    (folder / "function.yaml").write_text("name: gossip\nhandler: handler.py:handle\n")
+    (folder / "handler.py").write_text(
+        "import os\n"
+        "def handle(request):\n"
+        "    print('record', request, flush=True)\n"
+        "    return {'crash': lambda: os._exit(9), 'raise': lambda: 1 // 0}.get(request, lambda: 'well')()\n"
+    )
+    platform.run("deploy", str(folder))
+    with platform.http() as client:
+        assert client.post("/functions/gossip/invoke", json="of tenant A").json() == "well"
+        for request, words in (("raise", "ZeroDivisionError"), ("crash", "ended with status 9")):
+            answer = client.post("/functions/gossip/invoke", json=request)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (500, "function_error")
+            assert words in error["message"] and answer.headers["x-request-id"] in error["message"]
+            assert "record" not in error["message"] and "handler.py" not in error["message"]
+            if request == "raise":
+                logged = platform.run("logs", "gossip").stdout
+                assert f"request {answer.headers['x-request-id']}/0 failed" in logged
+                assert "record of tenant A" in logged and "in handle" in logged
+    platform.run("delete", "gossip", "--yes")

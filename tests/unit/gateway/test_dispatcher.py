@@ -183,6 +183,7 @@ async def test_errors_of_the_node_are_translated() -> None:
             with pytest.raises(DispatchError, match="because") as caught:
                 await ask(cluster.control, make_call(version))
             assert (caught.value.code, caught.value.status) == expected
+            assert ("(request " in str(caught.value)) == (code == "handler_error")
 
 
 async def test_a_start_that_fails_everywhere_fails_the_held_calls_with_its_reason() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from invoker.handlers.errors import HandlerCrashed, HandlerStopped
 from invoker.handlers.process import backoff_s
-from invoker.handlers.spawn import kill_strays, kill_tree
 from tests.fixtures.handler import call, started
 from tests.fixtures.loops import UVLOOP, Backend
 from tests.fixtures.patience import PATIENCE_S
@@ -22,12 +21,12 @@ def anyio_backend() -> Backend:
     return UVLOOP  # as a node runs on
 
 
-async def test_a_crash_shows_the_last_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
+async def test_a_crash_is_reported_without_log_lines_and_the_process_comes_back(tmp_path: Path) -> None:
     source = """
 import os
 def handle(request):
     if request == "crash":
-        print("about to fall over")
+        print("about to fall over", flush=True)
         os._exit(3)
     return request
 """
@@ -36,7 +35,7 @@ def handle(request):
         with pytest.raises(HandlerCrashed) as raised:
             await call(process, "crash")
         assert "status 3" in str(raised.value)
-        assert "about to fall over" in str(raised.value)
+        assert "about to fall over" not in str(raised.value)
         assert await call(process, "fine") == ["fine"]
     assert "about to fall over" in logs
 
@@ -111,29 +110,6 @@ def handle(request):
 
 def test_backoff_doubles_up_to_a_bound() -> None:
     assert [backoff_s(n) for n in (0, 1, 2, 3, 40)] == [0, 0.1, 0.2, 0.4, 10]
-
-
-async def test_a_number_that_may_be_anothers_is_not_killed(tmp_path: Path) -> None:
-    ended = await asyncio.create_subprocess_exec("true")
-    await ended.wait()
-    other = await asyncio.create_subprocess_exec(
-        "cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True
-    )
-    assert other.stdin is not None and other.stdout is not None
-    kill_tree(_Numbered(ended, other.pid))  # type: ignore[arg-type]
-    kill_strays(tmp_path, other.pid, psutil.Process(other.pid).create_time())
-    other.stdin.write(b"alive\n")
-    assert await other.stdout.readline() == b"alive\n"
-    kill_tree(other)
-    assert await other.wait() == -signal.SIGKILL
-
-
-class _Numbered:
-    """A process that has ended, as if it had had another's number."""
-
-    def __init__(self, ended: asyncio.subprocess.Process, pid: int) -> None:
-        self.returncode = ended.returncode
-        self.pid = pid
 
 
 async def test_calls_that_come_while_a_killed_process_is_cleared_away_get_the_next_one(

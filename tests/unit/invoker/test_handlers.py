@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from invoker.handlers.confine import landlock_version
 from invoker.handlers.errors import BadHandler, HandlerCrashed, HandlerRaised, HandlerTimeout, OutputTooLarge
 from invoker.handlers.files import make_folder, relative_path
+from invoker.handlers.landlock import landlock_version
 from invoker.handlers.process import HandlerProcess, handler_spec
-from registry.config.function_yaml import HandlerLimits, HandlerSpec, load_function_yaml
+from registry.config.function_yaml import load_function_yaml
+from registry.config.handler_spec import HandlerLimits, HandlerSpec
 from tests.fixtures.handler import call, files_in, started
 from tests.fixtures.loops import UVLOOP, Backend, on_both_loops
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until
 
 MIB = 1024**2
 FUNCTIONS = Path(__file__).resolve().parents[3] / "functions"
@@ -106,13 +107,17 @@ def descriptors():
 def handle(request):
     parent = f"/proc/{os.getppid()}"
     status = open("/proc/self/status").readlines()
+    node = request["node"]
     return {
         "environment": dict(os.environ),
         "parent": attempt(lambda: pathlib.Path(parent, "environ").read_text()),
         "memory": attempt(lambda: open(parent + "/mem", "rb").read(1)),
+        "node": attempt(lambda: pathlib.Path(f"/proc/{node}/cmdline").read_text()),
+        "sockets": attempt(lambda: pathlib.Path("/proc/net/unix").read_text()),
         "file": attempt(lambda: pathlib.Path(request["secret"]).read_text()),
         "write": attempt(lambda: pathlib.Path(request["secret"]).write_text("x")),
         "kill": attempt(lambda: os.kill(os.getppid(), 0)),
+        "kill_node": attempt(lambda: os.kill(node, 0)),
         "descriptors": descriptors(),
         "session": os.getsid(0) == os.getpid(),
         "core": __import__("resource").getrlimit(__import__("resource").RLIMIT_CORE),
@@ -124,7 +129,7 @@ def handle(request):
     open_file = os.open(secret, os.O_RDONLY)
     os.set_inheritable(open_file, True)
     async with started(tmp_path, source, env={"GREETING": "hello"}) as process:
-        (answer,) = await call(process, {"secret": str(secret)})
+        (answer,) = await call(process, {"secret": str(secret), "node": os.getpid()})
         assert isinstance(answer, dict)
         environment = answer["environment"]
         assert environment["GREETING"] == "hello"
@@ -139,8 +144,8 @@ def handle(request):
         assert values["NoNewPrivs:"] == "1" and int(values["CapEff:"], 16) == 0
         if landlock_version() >= 1:
             assert answer["file"] == answer["write"] == "PermissionError"
-        if landlock_version() >= 6:
-            assert answer["kill"] == "PermissionError"
+            assert answer["node"] == answer["sockets"] == "PermissionError"
+        assert answer["kill"] == answer["kill_node"] == "PermissionError"
     os.close(open_file)
     assert secret.read_text() == "do-not-tell"
 
@@ -229,20 +234,22 @@ def handle(request):
             await call(process, None)
 
 
-async def test_an_exception_comes_back_with_the_authors_frames(tmp_path: Path) -> None:
+async def test_an_exception_comes_back_and_its_traceback_is_logged(tmp_path: Path) -> None:
     source = """
 def handle(request):
     return inner(request)
 def inner(request):
     raise KeyError("no such thing")
 """
-    async with started(tmp_path, source) as process:
+    logs: list[str] = []
+    async with started(tmp_path, source, logs=logs) as process:
         pid = process.pid
         with pytest.raises(HandlerRaised) as raised:
             await call(process, {})
-        assert "KeyError: 'no such thing'" in str(raised.value)
-        assert "in inner" in str(raised.value)
-        assert "child.py" not in str(raised.value)
+        assert str(raised.value) == "KeyError: 'no such thing'"
+        await until(lambda: "KeyError: 'no such thing'" in logs)
+        assert logs[0] == "request r1 failed:"
+        assert "in inner" in "".join(logs) and "child.py" not in "".join(logs)
         assert raised.value.code == "handler_error"
         assert process.pid == pid
 
@@ -261,24 +268,29 @@ async def test_a_body_that_is_not_json_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "message", "line"),
     [
-        ("import no_such_module", "No module named 'no_such_module'"),
-        ("def handle(request) return 1", "SyntaxError"),
-        ("def other(request): return 1", "no function handle"),
-        ("raise SystemExit(4)", "SystemExit: 4"),
-        ("print('bye')\nimport os\nos._exit(5)", "bye"),
-        ("while True: pass", "did not load within"),
+        ("import no_such_module", "ModuleNotFoundError", "No module named 'no_such_module'"),
+        ("def handle(request) return 1", "SyntaxError", "SyntaxError"),
+        ("def other(request): return 1", "AttributeError", "no function handle"),
+        ("raise SystemExit(4)", "SystemExit", "SystemExit: 4"),
+        ("print('bye')\nimport os\nos._exit(5)", "ended while loading", "bye"),
+        ("while True: pass", "did not load within", ""),
     ],
 )
-async def test_a_handler_that_does_not_load_says_why(tmp_path: Path, source: str, message: str) -> None:
+async def test_a_handler_that_does_not_load_says_why_in_its_log(
+    tmp_path: Path, source: str, message: str, line: str
+) -> None:
     limit = 0.5 if "while" in source else PATIENCE_S
-    process = HandlerProcess(lambda line: None, load_timeout_s=limit)
+    logs: list[str] = []
+    process = HandlerProcess(logs.append, load_timeout_s=limit)
     with pytest.raises(BadHandler, match=message) as raised:
         await process.start(
             {"handler.py": source.encode()}, HandlerSpec(file="handler.py", function="handle"), tmp_path
         )
     assert raised.value.code == "start_failed"
+    assert line in "\n".join(logs)
+    assert not line or line == message or line not in str(raised.value)
     await process.aclose()
     assert not files_in(tmp_path)
 

@@ -309,7 +309,7 @@ def handle(request):
 
     cluster, state = watched(tmp_path)
     async with cluster:
-        async with cluster.node("n0", "h0", "--allow-handlers") as node:
+        async with cluster.node("n0", "h0", "--allow-handlers", "--allow-unconfined-handlers") as node:
             await node.ask(start_request("i1", None, task="handler", assets=files))
             leaving = asyncio.create_task(node.ask(ask("r1/0", b'"work"')))
             others = [usage(await node.ask(ask("r2/0", b'"started"')))]

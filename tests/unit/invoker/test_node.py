@@ -224,7 +224,7 @@ async def test_a_handler_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     folder = FUNCTIONS / "echo"
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     async with FakeCluster(tmp_path) as cluster:
-        async with cluster.node("n0", "h0", "--allow-handlers") as node:
+        async with cluster.node("n0", "h0", "--allow-handlers", "--allow-unconfined-handlers") as node:
             await node.ask(start_request("i1", None, task="handler", assets=files))
             request = InvokeHandler(request_id="r1", instance_id="i1", body=b'{"hello": 1}')
             *chunks, usage = await node.ask(request)

@@ -6,23 +6,37 @@ import pytest
 
 from registry.config.function_yaml import (
     FunctionSpec,
-    HandlerLimits,
-    HandlerSpec,
     load_function_yaml,
     parse_function_yaml,
+    parse_handler_limits,
 )
+from registry.config.handler_spec import HandlerLimits, HandlerSpec
 from registry.errors import InvalidRecord
 from registry.records.function import FunctionTask, Scaling
 from registry.records.live import LiveMode
 
 FUNCTIONS = Path(__file__).resolve().parents[3] / "functions"
 
+RESERVED = (
+    *(
+        "LD_PRELOAD",
+        "LD_AUDIT",
+        "GLIBC_TUNABLES",
+        "GCONV_PATH",
+        "OPENSSL_CONF",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+    ),
+    *("MALLOC_ARENA_MAX", "PATH", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE", "BASH_ENV"),
+)
+
 FULL = """
 name: my-fn
 description: What it does.
 handler: code/handler.py:handle
 env: {GREETING: hello, COUNT: 3}
-limits: {memory: 512MiB, cpu: 90s, timeout: 2m, output: 1MiB, file_size: 0, open_files: 64, threads: 2}
+limits: {memory: 512MiB, cpu: 90s, timeout: 2m, output: 1MiB, file_size: 0, open_files: 64, threads: 2,
+         tasks: 64}
 scaling: {min_instances: 1, max_instances: 4, target_concurrency: 2, keep_alive: 90s, host_keep_alive: 1h,
           live: pipeline, ttft_target: 2s}
 """
@@ -45,6 +59,7 @@ def test_every_setting_is_read() -> None:
                 file_bytes=0,
                 open_files=64,
                 threads=2,
+                tasks=64,
             ),
         ),
         scaling=Scaling(
@@ -94,6 +109,7 @@ def test_a_model_needs_nothing_else(tmp_path: Path) -> None:
         ("handler: /h.py:f", "inside the function's folder"),
         ("model: x\nenv: {A: b}", "env: only a function with a handler"),
         ("handler: h.py:f\nenv: {A-B: c}", "env.A-B"),
+        *((f"handler: h.py:f\nenv: {{{name}: c}}", rf"env\.{name}: reserved") for name in RESERVED),
         ("handler: h.py:f\nenv: {A: true}", r"env\.A: must be text"),
         ("handler: h.py:f\nenv: {A: [1]}", r"env\.A: must be text"),
         ("handler: h.py:f\nlimits: {memory: 1}", r"limits\.memory must be"),
@@ -157,3 +173,21 @@ def test_booleans_are_those_of_yaml_1_2() -> None:
 @pytest.mark.parametrize("text", ["off", "'off'"])
 def test_live_may_be_off_without_quotes(text: str) -> None:
     assert parse_function_yaml(f"model: x\nscaling: {{live: {text}}}").scaling.live is LiveMode.OFF
+
+
+def test_ceilings_are_read_over_their_defaults() -> None:
+    ceilings = parse_handler_limits("memory: 2GiB, cpu: 1h", HandlerLimits(threads=7))
+    assert ceilings == HandlerLimits(memory_bytes=2 << 30, cpu_s=3600, threads=7)
+    assert parse_handler_limits("", ceilings) == ceilings
+    for text, message in (
+        ("ram: 1", r"limits\.ram: unknown"),
+        ("memory: [", "not valid"),
+        ("cpu: 0s", "cpu must"),
+    ):
+        with pytest.raises(InvalidRecord, match=message):
+            parse_handler_limits(text, ceilings)
+
+
+def test_a_limit_above_its_ceiling_is_named() -> None:
+    assert HandlerLimits().excess(HandlerLimits()) == ""
+    assert HandlerLimits(tasks=600).excess(HandlerLimits()) == "limits.tasks: 600 is above the ceiling of 512"
