@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import uvloop
 from setproctitle import setproctitle
@@ -35,19 +36,37 @@ _STATE_WAIT_S = 60.0
 _RETRY_S = 0.2
 
 
-async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> None:
+async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> ClusterConfig:
     """Set up the cluster's configuration, store owner, admin key and price table unless they exist.
 
     Retries for up to a minute while Redis is starting. Raises StateUnavailable after that.
     """
+    config = await _cluster_config(state, store)
+    owner = await store.claim(config.cluster_id)
+    if owner != config.cluster_id:
+        # A new Redis with an old store: the blobs are content-addressed, so they stay valid, but nodes
+        # compare this owner to detect that they read another store.
+        _log.warning("the store %s belongs to cluster %s, not %s", store.url, owner, config.cluster_id)
+    await fill(settings, state, config)
+    return config
+
+
+async def fill(settings: GatewaySettings, state: State, config: ClusterConfig) -> None:
+    """Store the cluster's configuration, the admin key and the price table unless they exist."""
+    await state.cluster_config(config)
+    if settings.admin_key_file is not None:
+        await load_or_create_admin_key(settings.admin_key_file, state)
+    await ensure_default_rates(state)
+
+
+async def _cluster_config(state: State, store: BlobStore) -> ClusterConfig:
     deadline = asyncio.get_running_loop().time() + _STATE_WAIT_S
     reported = ""
     while True:
         try:
-            config = await state.cluster_config(
+            return await state.cluster_config(
                 ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url)
             )
-            break
         except StateUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise
@@ -55,14 +74,6 @@ async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> 
                 reported = str(error)
                 _log.info("waiting for the shared state: %s", reported)
             await asyncio.sleep(_RETRY_S)
-    owner = await store.claim(config.cluster_id)
-    if owner != config.cluster_id:
-        # A new Redis with an old store: the blobs are content-addressed, so they stay valid, but nodes
-        # compare this owner to detect that they read another store.
-        _log.warning("the store %s belongs to cluster %s, not %s", store.url, owner, config.cluster_id)
-    if settings.admin_key_file is not None:
-        await load_or_create_admin_key(settings.admin_key_file, state)
-    await ensure_default_rates(state)
 
 
 async def run(settings: GatewaySettings) -> None:
@@ -71,7 +82,8 @@ async def run(settings: GatewaySettings) -> None:
     gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(RedisState.connect(settings.redis_url))
-        await prepare(settings, state, store)
+        config = await prepare(settings, state, store)
+        health = HealthCheck(state, partial(fill, settings, state, config))
         control = await stack.enter_async_context(
             make_control(
                 state=state,
@@ -89,7 +101,7 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
-            biller=Biller(state, HealthCheck(state), clock, control.settlement.add),
+            biller=Biller(state, health, clock, control.settlement.add),
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)

@@ -3,6 +3,7 @@
 | key | type | holds |
 |---|---|---|
 | `hc:cluster` | string | ClusterConfig |
+| `hc:incarnation` | string | id of this state, new after state was lost (registry/records/fence.py) |
 | `hc:feed` | stream | one entry a change: field = kind of change, value = its JSON |
 | `hc:functions` | hash | function name -> Function |
 | `hc:versions` | hash | `name:version` -> FunctionVersion |
@@ -39,6 +40,7 @@
 """
 
 CLUSTER = "hc:cluster"
+INCARNATION = "hc:incarnation"
 FEED = "hc:feed"
 FUNCTIONS = "hc:functions"
 VERSIONS = "hc:versions"

@@ -12,6 +12,7 @@ from typing import Protocol
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
+from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import Function, FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
@@ -136,8 +137,14 @@ class ClusterState(Protocol):
         """
         ...
 
-    async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
-        """Acquire or renew a lease; return its epoch (greater after each change of holder), None if taken."""
+    async def acquire_lease(
+        self, name: str, holder: str, ttl_s: float, *, beyond: Fence = NO_FENCE
+    ) -> Fence | None:
+        """Acquire or renew a lease; return its fence (greater after each change of holder), None if taken.
+
+        `beyond` is the greatest fence of this lease that the caller has seen. If the state is older than
+        that, it was restored, emptied or failed over: the fence is then one of a new incarnation.
+        """
         ...
 
     async def release_lease(self, name: str, holder: str) -> None: ...
