@@ -3,6 +3,7 @@
 | key | type | holds |
 |---|---|---|
 | `hc:cluster` | string | ClusterConfig |
+| `hc:probe` | - | never exists: a write that changes nothing checks that writes are accepted |
 | `hc:incarnation` | string | id of this state, new after state was lost (registry/records/fence.py) |
 | `hc:feed` | stream | one entry a change: field = kind of change, value = its JSON |
 | `hc:functions` | hash | function name -> Function |
@@ -40,6 +41,7 @@
 """
 
 CLUSTER = "hc:cluster"
+PROBE = "hc:probe"
 INCARNATION = "hc:incarnation"
 FEED = "hc:feed"
 FUNCTIONS = "hc:functions"

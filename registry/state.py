@@ -283,6 +283,8 @@ class Ledger(Protocol):
 class State(ClusterState, KeyState, QuotaState, Ledger, Protocol):
     """The whole shared state, over one connection pool."""
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Return if writes are accepted; raises StateFull if there is no memory left for them."""
+        ...
 
     async def aclose(self) -> None: ...

@@ -135,6 +135,8 @@ def _check(options: Options, nodes: int) -> None:
         raise UsageError(f"--gateways {gateways} need {gateways} ports, from --port {port} to 65535 at most")
     if options.redis_url is not None and options.appendfsync != "everysec":
         raise UsageError("--appendfsync is for the embedded Redis; configure the Redis of --redis-url itself")
+    if options.redis_url is not None and options.redis_memory_bytes is not None:
+        raise UsageError("--redis-memory is for the embedded Redis; set maxmemory of that of --redis-url")
 
 
 def _check_gpus(device: str, nodes: int, gpus: int) -> None:

@@ -29,7 +29,7 @@ from rdmacast.aio.groups import cancel_and_discard, cancel_and_wait
 from registry.config.command_line import JSON_FLAG
 from registry.config.options import Options, encode_options
 from registry.config.secrets import load_or_create_secret
-from registry.errors import RegistryError
+from registry.errors import RegistryError, StateFull
 from registry.redis.embedded import EmbeddedRedis
 from registry.redis.state import RedisState
 
@@ -124,14 +124,17 @@ class Supervisor:
     async def _start_redis(self, parts: AsyncExitStack, stop: asyncio.Event) -> str:
         """Start the embedded Redis; return its URL."""
         settings = self._settings
-        redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.options.appendfsync)
+        options = settings.options
+        redis = EmbeddedRedis(
+            settings.data_dir, appendfsync=options.appendfsync, max_memory_bytes=options.redis_memory_bytes
+        )
         redis.prepare()
         child = Child("redis", redis.command(), self._logs, redis.remove_temporary_files)
         self._report("starting Redis")
         self._parts.append(child)
         await parts.enter_async_context(child)
         await self._redis_ready(redis, child, stop)
-        if settings.options.appendfsync == "everysec" and not stop.is_set():
+        if options.appendfsync == "everysec" and not stop.is_set():
             forcing = asyncio.create_task(force_each_second(redis.fsync), name="force Redis to disk")
             parts.push_async_callback(cancel_and_wait, forcing)
         return redis.url
@@ -205,6 +208,8 @@ async def answering_redis(url: str) -> None:
     try:
         async with RedisState.connect(url, timeout_s=2.0) as state:
             await state.ping()
+    except StateFull as exc:
+        note(f"{exc}; requests are refused until then")
     except RegistryError as exc:
         raise CliError(f"--redis-url: {exc}") from exc
 

@@ -65,6 +65,13 @@ class Options:
         click.Choice(("everysec", "always")),
         default="everysec",
     )
+    redis_memory_bytes: int | None = flag(
+        "--redis-memory",
+        UP,
+        "Most memory of the embedded Redis (its maxmemory); requests are refused beyond it.",
+        SIZE,
+        shown="half of the machine's",
+    )
 
     # --- shared by the processes
     host: str = flag("--host", UP_GATEWAY, "Address to listen on.", default="127.0.0.1")

@@ -29,7 +29,7 @@ from redis.exceptions import (
 )
 
 from rdmacast.aio.time_limit import TimeLimit
-from registry.errors import InvalidRecord, StateUnavailable
+from registry.errors import InvalidRecord, StateFull, StateUnavailable
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
@@ -100,7 +100,7 @@ class ConnectionPool:
         replies = await self._retrying(lambda: self._once(commands))
         for reply in replies:
             if isinstance(reply, RedisError):
-                raise StateUnavailable(f"Redis at {self._name} refused: {reply}") from reply
+                raise self._refused(reply) from reply
         return replies
 
     async def script(self, script: LuaScript, keys: Sequence[str], args: Sequence[Argument]) -> Any:
@@ -114,7 +114,7 @@ class ConnectionPool:
 
         reply = await self._retrying(once)
         if isinstance(reply, RedisError):
-            raise StateUnavailable(f"Redis at {self._name} refused: {reply}") from reply
+            raise self._refused(reply) from reply
         return reply
 
     @asynccontextmanager
@@ -175,6 +175,11 @@ class ConnectionPool:
 
     def _unavailable(self, error: Exception) -> StateUnavailable:
         return StateUnavailable(f"Redis at {self._name}: {error}")
+
+    def _refused(self, reply: RedisError) -> StateUnavailable:
+        if "OOM command not allowed" in str(reply):
+            return StateFull(f"Redis at {self._name} is full: archive usage or raise its maxmemory")
+        return StateUnavailable(f"Redis at {self._name} refused: {reply}")
 
     async def _close_idle(self) -> None:
         while self._idle:

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+import psutil
+
 from registry.errors import StateUnavailable
 
 # When writes are on the disk, so that they survive a power loss: within about a second, or before each reply.
@@ -44,9 +46,16 @@ _LOG_LINES = 10
 class EmbeddedRedis:
     """The Redis of one data directory. Raises StateUnavailable if there is no usable redis-server."""
 
-    def __init__(self, data_dir: Path, *, appendfsync: Durability = "everysec") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        appendfsync: Durability = "everysec",
+        max_memory_bytes: int | None = None,
+    ) -> None:
         self._data_dir = data_dir.absolute()
         self.appendfsync: Durability = appendfsync
+        self._max_memory_bytes = max_memory_bytes or psutil.virtual_memory().total // 2
         self._executable = find_redis_server()
         self.socket_path = _socket_path(self._data_dir)
         self.url = f"unix://{quote(str(self.socket_path))}"
@@ -163,6 +172,7 @@ class EmbeddedRedis:
             "auto-aof-rewrite-percentage": "100",
             "auto-aof-rewrite-min-size": "64mb",
             # State is never evicted: Redis refuses writes instead.
+            "maxmemory": str(self._max_memory_bytes),
             "maxmemory-policy": "noeviction",
         }
         return "".join(f"{name} {value}\n" for name, value in settings.items())

@@ -11,13 +11,15 @@ from registry import keys
 from registry.clock import Clock, SystemClock
 from registry.records.fence import NO_FENCE, Fence
 from registry.redis.connections import ConnectionPool, LuaScript
-from registry.redis.store import RedisStore, redis_ttl_ms
+from registry.redis.store import WRITE_WHEN_FULL, RedisStore, redis_ttl_ms
 
 # The holder renews; a free lease is acquired with the next epoch. A lease is {holder, beat}. The state gets
 # a new incarnation if it has none, or is older than the fence that the caller has seen.
 # Returns incarnation and epoch, or the beat of another holder. KEYS lease epochs incarnation
 # ARGV name holder ttl-ms expired-beat seen-incarnation seen-epoch new-incarnation
-_ACQUIRE = LuaScript("""
+_ACQUIRE = LuaScript(
+    WRITE_WHEN_FULL
+    + """
 local held = redis.call('HMGET', KEYS[1], 'holder', 'beat')
 if held[1] and held[1] ~= ARGV[2] and held[2] ~= ARGV[4] then return held[2] end
 local incarnation = redis.call('GET', KEYS[3])
@@ -37,7 +39,8 @@ local beat = redis.call('HINCRBY', KEYS[2], ARGV[1] .. ' beats', 1)
 redis.call('HSET', KEYS[1], 'holder', ARGV[2], 'beat', beat)
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return {incarnation, epoch}
-""")
+"""
+)
 
 # Only the holder can release. KEYS lease; ARGV holder
 _RELEASE = LuaScript("""

@@ -73,9 +73,10 @@ class RedisState(
         await self.aclose()
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
-        if default is not None:
-            await self._redis.call("SET", keys.CLUSTER, encode(default), "NX")
         raw = await self._redis.call("GET", keys.CLUSTER)
+        if raw is None and default is not None:
+            await self._redis.call("SET", keys.CLUSTER, encode(default), "NX")
+            raw = await self._redis.call("GET", keys.CLUSTER)
         if raw is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
         return decode(ClusterConfig, raw, keys.CLUSTER)
@@ -108,7 +109,8 @@ class RedisState(
         return raw
 
     async def ping(self) -> None:
-        await self._redis.call("PING")
+        # A write that changes nothing, refused where writes are: full memory, full disk, a replica.
+        await self._redis.call("SETRANGE", keys.PROBE, 0, "")
 
     async def aclose(self) -> None:
         await self._redis.aclose()

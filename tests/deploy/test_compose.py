@@ -164,6 +164,8 @@ def test_redis_keeps_its_data() -> None:
     redis = services()["redis"]
     command = redis["command"]
     assert command[command.index("--appendonly") + 1] == "yes"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert "--maxmemory" in command and redis["deploy"]["resources"]["limits"]["memory"]
     assert "redis:/data" in redis["volumes"]
     assert "ports" not in redis and redis["networks"] == ["backend"]
     assert compose()["networks"]["backend"] == {"internal": True}

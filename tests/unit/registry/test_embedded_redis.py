@@ -103,9 +103,10 @@ def test_versions_are_read_from_what_the_program_tells(tmp_path: Path):
 
 
 def test_the_configuration_says_how_durable_it_is(tmp_path: Path):
-    embedded = EmbeddedRedis(tmp_path, appendfsync="always")
+    embedded = EmbeddedRedis(tmp_path, appendfsync="always", max_memory_bytes=64 << 20)
     embedded.prepare()
     _, config = embedded.command()
     text = Path(config).read_text()
+    assert "maxmemory 67108864\nmaxmemory-policy noeviction\n" in text
     for line in ("appendonly yes", "appendfsync always", "port 0", 'save ""', "unixsocketperm 700"):
         assert f"{line}\n" in text
