@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -81,7 +82,9 @@ async def run(settings: GatewaySettings) -> None:
     clock, store = SystemClock(), open_store(settings.store)
     gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
     async with AsyncExitStack() as stack:
-        state = await stack.enter_async_context(RedisState.connect(settings.redis_url))
+        state = await stack.enter_async_context(
+            RedisState.connect(settings.redis_url, password=settings.redis_password)
+        )
         config = await prepare(settings, state, store)
         health = HealthCheck(state, partial(fill, settings, state, config))
         control = await stack.enter_async_context(
@@ -139,6 +142,7 @@ def control_facts(control: Control) -> ControlFacts:
 
 def main(argv: Sequence[str]) -> int:
     """Run the gateway; return the process's exit code."""
+    os.umask(0o077)
     settings = parse(argv)
     logging.basicConfig(
         level=settings.log_level.upper(),

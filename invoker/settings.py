@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from invoker.base.errors import SettingsError
@@ -15,7 +15,7 @@ from registry.config.command_line import parse_options, process_command
 from registry.config.emulation import is_emulated, parse_device
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
-from registry.config.secrets import load_or_create_secret, secret_beside
+from registry.config.secrets import load_or_create_secret, redis_password, secret_beside
 from registry.errors import InvalidRecord
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -53,6 +53,7 @@ class Settings:
 
     redis_url: str
     secret: bytes
+    redis_password: str = field(repr=False)
     node_id: str
     host_id: str
     listen_host: str
@@ -108,6 +109,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
     return Settings(
         **{name: getattr(options, name) for name in _SAME},
         redis_url=redis_url,
+        redis_password=redis_password(options.redis_password_file, environ),
         secret=_secret(options.secret_file or secret_beside(redis_url), environ),
         node_id=_name("--node-id", options.node_id or f"{host_id[:50]}-{os.getpid()}"),
         host_id=host_id,

@@ -28,7 +28,7 @@ from cli.supervise.settings import Joined, UpSettings
 from rdmacast.aio.groups import cancel_and_discard, cancel_and_wait
 from registry.config.command_line import JSON_FLAG
 from registry.config.options import Options, encode_options
-from registry.config.secrets import load_or_create_secret
+from registry.config.secrets import load_or_create_secret, redis_password
 from registry.errors import RegistryError, StateFull
 from registry.redis.embedded import EmbeddedRedis
 from registry.redis.state import RedisState
@@ -98,7 +98,7 @@ class Supervisor:
         ports = await self._ports()
         redis_url = settings.options.redis_url
         if redis_url is not None:
-            await answering_redis(redis_url)
+            await answering_redis(redis_url, settings.options.redis_password_file)
         else:
             redis_url = await self._start_redis(parts, stop)
             if stop.is_set():
@@ -203,10 +203,11 @@ class Supervisor:
             note("Stop it with Ctrl-C.")
 
 
-async def answering_redis(url: str) -> None:
+async def answering_redis(url: str, password_file: Path | None) -> None:
     """Return if a Redis responds at `url`. Raises CliError."""
     try:
-        async with RedisState.connect(url, timeout_s=2.0) as state:
+        password = redis_password(password_file, os.environ)
+        async with RedisState.connect(url, password=password, timeout_s=2.0) as state:
             await state.ping()
     except StateFull as exc:
         note(f"{exc}; requests are refused until then")

@@ -99,6 +99,13 @@ class Options:
         required=GATEWAY_INVOKER,
         helps={PlatformCommand.UP: "Use this Redis instead of an embedded one."},
     )
+    redis_password_file: Path | None = flag(
+        "--redis-password-file",
+        ALL,
+        "File with the password of the Redis of --redis-url.",
+        FILE,
+        shown="$HYPERCAST_REDIS_PASSWORD",
+    )
     secret_file: Path | None = flag(
         "--secret-file",
         GATEWAY_INVOKER,

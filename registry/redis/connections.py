@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio.connection import (
@@ -34,6 +35,8 @@ from registry.errors import InvalidRecord, StateFull, StateUnavailable
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 
+# The password of an embedded Redis, beside its socket: whoever may open the folder is its own user.
+PASSWORD_FILE = "redis.password"
 # An exchange that takes longer fails, so that requests notice a hanging Redis within seconds.
 TIMEOUT_S = 2.0
 # Pauses before the retries of an exchange that lost its connection. The first retry is immediate: most often
@@ -74,9 +77,11 @@ class DedicatedConnection:
 class ConnectionPool:
     """A pool of at most `limit` connections, and of additional dedicated ones."""
 
-    def __init__(self, url: str, *, limit: int = 16, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, *, password: str = "", limit: int = 16, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self._name = _without_secrets(url)
-        self._make = _connection_factory(url, timeout_s)
+        self._make = _connection_factory(url, password, timeout_s)
         self._timeout_s = timeout_s
         self._limit = limit
         self._slots = asyncio.Semaphore(limit)
@@ -177,7 +182,7 @@ class ConnectionPool:
         return StateUnavailable(f"Redis at {self._name}: {error}")
 
     def _refused(self, reply: RedisError) -> StateUnavailable:
-        if "OOM command not allowed" in str(reply):
+        if "command not allowed when used memory" in str(reply):  # redis-py removes the code OOM
             return StateFull(f"Redis at {self._name} is full: archive usage or raise its maxmemory")
         return StateUnavailable(f"Redis at {self._name} refused: {reply}")
 
@@ -221,8 +226,11 @@ def _timed_out(seconds: float) -> StateUnavailable:
     return StateUnavailable(f"Redis did not answer within {seconds:g} s")
 
 
-def _connection_factory(url: str, timeout_s: float) -> Callable[[], AbstractConnection]:
-    """Return a factory of connections. Raises InvalidRecord for an invalid Redis URL."""
+def _connection_factory(url: str, password: str, timeout_s: float) -> Callable[[], AbstractConnection]:
+    """Return a factory of connections. Raises InvalidRecord for an invalid Redis URL.
+
+    A password in the URL has precedence over that of an embedded Redis, and that over `password`.
+    """
     name = _without_secrets(url)
     try:
         options: dict[str, Any] = dict(parse_url(url))
@@ -232,6 +240,9 @@ def _connection_factory(url: str, timeout_s: float) -> Callable[[], AbstractConn
                 raise ValueError("the socket path is missing, use for example unix:///run/redis.sock")
         else:
             options["socket_keepalive"] = True
+        known = options.get("password") or _password_beside(options.get("path", "")) or password
+        if known:
+            options["password"] = known
         options |= {
             "protocol": 2,  # replies as plain lists, as all callers expect
             "driver_info": None,
@@ -243,6 +254,14 @@ def _connection_factory(url: str, timeout_s: float) -> Callable[[], AbstractConn
     except (TypeError, ValueError) as error:
         raise InvalidRecord(f"invalid Redis URL {name!r}: {error}") from error
     return lambda: kind(**options)
+
+
+def _password_beside(socket_path: str) -> str:
+    """Return the password of the embedded Redis with this socket, "" if there is none or it is unreadable."""
+    try:
+        return Path(socket_path).with_name(PASSWORD_FILE).read_text().strip() if socket_path else ""
+    except OSError:
+        return ""
 
 
 def _without_secrets(url: str) -> str:

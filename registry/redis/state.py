@@ -53,12 +53,13 @@ class RedisState(
         cls,
         url: str,
         *,
+        password: str = "",
         max_connections: int = 16,
         timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
     ) -> Self:
         """Return the state at `redis://`, `rediss://` or `unix:///path`; connections are opened on demand."""
-        connections = ConnectionPool(url, limit=max_connections, timeout_s=timeout_s)
+        connections = ConnectionPool(url, password=password, limit=max_connections, timeout_s=timeout_s)
         return cls(connections, feed_length=feed_length)
 
     def __repr__(self) -> str:

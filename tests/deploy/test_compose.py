@@ -92,7 +92,8 @@ SCHEMA = _object(
                 ),
                 deploy=_object(
                     resources=_object(
-                        reservations=_object(devices={"type": "array", "items": _DEVICE, "minItems": 1})
+                        limits=_object(memory=_TEXT),
+                        reservations=_object(devices={"type": "array", "items": _DEVICE, "minItems": 1}),
                     )
                 ),
             )

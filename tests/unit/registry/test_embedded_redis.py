@@ -90,10 +90,10 @@ def test_the_server_on_the_path_is_preferred_unless_too_old(tmp_path: Path, monk
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     script(tmp_path / "redis-server", "echo 'Redis server v=7.2.4 sha=0 bits=64'")
     assert find_redis_server() == tmp_path / "redis-server"
-    script(tmp_path / "redis-server", "echo 'Redis server v=4.0.9 sha=0 bits=64'")
+    script(tmp_path / "redis-server", "echo 'Redis server v=5.0.14 sha=0 bits=64'")
     bundled = find_redis_server()
     assert bundled != tmp_path / "redis-server"
-    assert redis_version(bundled) >= (5,)
+    assert redis_version(bundled) >= (6,)
 
 
 def test_versions_are_read_from_what_the_program_tells(tmp_path: Path):
