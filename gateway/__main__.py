@@ -26,10 +26,10 @@ from gateway.tenants.state_health import HealthCheck
 from registry.accounting.prices import ensure_default_rates
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
-from registry.errors import RegistryError, StateUnavailable
+from registry.errors import NewerSchema, RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
 from registry.redis.state import RedisState
-from registry.state import ClusterConfig, State
+from registry.state import SCHEMA, ClusterConfig, State
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -66,8 +66,10 @@ async def _cluster_config(state: State, store: BlobStore) -> ClusterConfig:
     while True:
         try:
             return await state.cluster_config(
-                ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url)
+                ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url, schema=SCHEMA)
             )
+        except NewerSchema:
+            raise
         except StateUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise

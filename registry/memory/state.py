@@ -132,7 +132,9 @@ class MemoryState(MemoryLedger, State):
         self._config = self._config or default
         if self._config is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
-        return self._config
+        if default is not None and self._config.schema < default.schema:
+            self._config = replace(self._config, schema=default.schema)
+        return self._config.check_readable()
 
     async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
         name = draft.function

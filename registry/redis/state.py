@@ -4,6 +4,7 @@ The other modules of this package hold its parts. Each change is one Lua script 
 records are JSON; reads that span keys are scripts too.
 """
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +32,13 @@ if found == ARGV[3] then return 1 end
 if found ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 if ARGV[4] == '0' then redis.call('HDEL', KEYS[2], 'tokens') end
+return 1
+""")
+
+
+# Replace the configuration unless another gateway did. KEYS cluster; ARGV before after
+_RAISE_SCHEMA = LuaScript("""
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 return 1
 """)
 
@@ -80,7 +88,12 @@ class RedisState(
             raw = await self._redis.call("GET", keys.CLUSTER)
         if raw is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
-        return decode(ClusterConfig, raw, keys.CLUSTER)
+        config = decode(ClusterConfig, raw, keys.CLUSTER)
+        if default is not None and config.schema < default.schema:
+            raised = encode(replace(config, schema=default.schema))
+            await self._redis.script(_RAISE_SCHEMA, [keys.CLUSTER], [raw, raised])
+            return await self.cluster_config()
+        return config.check_readable()
 
     async def put_key(self, key: ApiKey) -> None:
         await self._redis.call("HSET", keys.API_KEYS, key.id, encode(key))

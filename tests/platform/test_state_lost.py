@@ -1,15 +1,17 @@
-"""Redis loses its state under a running platform: service comes back without a restart of any process."""
+"""Redis loses its state under a running platform, or a later release takes it over: nothing is restarted."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import msgspec
 import psutil
 import pytest
 
 from benchmarks.harness.local_platform import RunningPlatform
 from registry import keys
+from registry.state import SCHEMA
 from tests.fixtures.plain_redis import PlainRedis
 from tests.fixtures.platform import Platform
 
@@ -114,3 +116,22 @@ def test_gateways_that_start_on_an_older_backup_learn_from_the_nodes(
     take_over(redis, 0)  # nothing but the nodes has seen the later ones
     platform.until("another gateway answers", lambda: invoked(platform, "seen"))
     serve(platform, "again")
+
+
+def test_the_records_of_a_later_release(platform: Platform, redis: PlainRedis, tmp_path: Path) -> None:
+    serve(platform, "echo")
+    before, config = pids(platform), redis.call("GET", keys.CLUSTER)
+    assert msgspec.json.decode(config)["schema"] == SCHEMA
+    later = msgspec.json.encode({**msgspec.json.decode(config), "schema": SCHEMA + 1, "more": "of it"})
+    redis.call("SET", keys.CLUSTER, later)
+    platform.until("it refuses", lambda: not invoked(platform, "echo"))
+    with platform.http() as http:
+        refused = http.post("/functions/echo/invoke", json={"n": 1})
+    assert refused.status_code == 503 and f"schema {SCHEMA + 1}" in refused.json()["error"]["message"]
+    joining = ("--redis-url", redis.url, "--secret-file", str(platform.data / "cluster.secret"))
+    for program, *flags in (("gateway", "--store", str(tmp_path / "store"), "--port", "0"), ("invoker",)):
+        late = platform.run(program, *flags, *joining, check=False)
+        assert late.returncode and "upgrade this process" in late.stderr
+    redis.call("SET", keys.CLUSTER, config)
+    platform.until("it serves again", lambda: invoked(platform, "echo"))
+    assert pids(platform) == before
