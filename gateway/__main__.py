@@ -85,7 +85,11 @@ async def run(settings: GatewaySettings) -> None:
     gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(
-            RedisState.connect(settings.redis_url, password=settings.redis_password)
+            RedisState.connect(
+                settings.redis_url,
+                password=settings.redis_password,
+                wait_replicas=settings.redis_wait_replicas,
+            )
         )
         config = await prepare(settings, state, store)
         health = HealthCheck(state, partial(fill, settings, state, config))

@@ -71,7 +71,9 @@ async def _run(settings: Settings, engines: EngineFactory) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    async with RedisState.connect(settings.redis_url, password=settings.redis_password) as state:
+    async with RedisState.connect(
+        settings.redis_url, password=settings.redis_password, wait_replicas=settings.redis_wait_replicas
+    ) as state:
         await run_node(settings, state, engines, stop)
 
 

@@ -43,7 +43,16 @@ Examples:
 _SAME = (
     *("cast_port", "stage_port", "gpu_memory_bytes", "host_memory_bytes", "spare_memory_bytes", "shm_dir"),
     *("link_rate_bytes_s", "rdma_required", "nixl", "allow_handlers", "threads", "nodes_hint"),
-    *("lease_s", "grace_s", "keep_hot_s", "meter_interval_s", "step_timeout_s", "journal_dir", "log_level"),
+    *(
+        "redis_wait_replicas",
+        "lease_s",
+        "grace_s",
+        "keep_hot_s",
+        "meter_interval_s",
+        "step_timeout_s",
+        "journal_dir",
+        "log_level",
+    ),
 )
 
 
@@ -52,6 +61,7 @@ class Settings:
     """Settings of one invoker; None means the default for the machine (invoker/device.py)."""
 
     redis_url: str
+    redis_wait_replicas: int
     secret: bytes
     redis_password: str = field(repr=False)
     node_id: str

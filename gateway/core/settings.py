@@ -24,6 +24,7 @@ Example:
 # Fields of Options and of GatewaySettings.
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "max_in_flight", "log_level"),
+    "redis_wait_replicas",
 )
 
 
@@ -74,6 +75,7 @@ class GatewaySettings:
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""
+    redis_wait_replicas: int = 0
     secret: bytes = b""
     redis_password: str = field(default="", repr=False)
     admin_key_file: Path | None = None

@@ -95,7 +95,7 @@ class Options:
     redis_url: str | None = flag(
         "--redis-url",
         ALL,
-        "Redis of the cluster: redis://HOST:PORT/DB or unix:///PATH.",
+        "Redis of the cluster: redis://HOST:PORT/DB, unix:///PATH or redis+sentinel://HOST:PORT,HOST:PORT/NAME.",
         required=GATEWAY_INVOKER,
         helps={PlatformCommand.UP: "Use this Redis instead of an embedded one."},
     )
@@ -105,6 +105,13 @@ class Options:
         "File with the password of the Redis of --redis-url.",
         FILE,
         shown="$HYPERCAST_REDIS_PASSWORD",
+    )
+    redis_wait_replicas: int = flag(
+        "--redis-wait-replicas",
+        ALL,
+        "Replicas of Redis that acknowledge a usage record before it counts as written.",
+        COUNT,
+        default=0,
     )
     secret_file: Path | None = flag(
         "--secret-file",

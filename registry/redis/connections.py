@@ -25,12 +25,14 @@ from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
 
 from rdmacast.aio.time_limit import TimeLimit
 from registry.errors import InvalidRecord, StateFull, StateUnavailable
+from registry.redis.sentinel import SCHEME, MasterConnection, parse_sentinel_url
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
@@ -39,6 +41,8 @@ Command = Sequence[Argument]
 PASSWORD_FILE = "redis.password"
 # An exchange that takes longer fails, so that requests notice a hanging Redis within seconds.
 TIMEOUT_S = 2.0
+# For this long replicas may take to acknowledge a record; less than an exchange may take.
+WAIT_MS = 1000
 # Pauses before the retries of an exchange that lost its connection. The first retry is immediate: most often
 # the connection was an idle one that a restart of Redis had closed.
 RETRY_PAUSES_S = (0.0, 0.05, 0.3)
@@ -78,11 +82,18 @@ class ConnectionPool:
     """A pool of at most `limit` connections, and of additional dedicated ones."""
 
     def __init__(
-        self, url: str, *, password: str = "", limit: int = 16, timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        *,
+        password: str = "",
+        wait_replicas: int = 0,
+        limit: int = 16,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._name = _without_secrets(url)
         self._make = _connection_factory(url, password, timeout_s)
         self._timeout_s = timeout_s
+        self._wait_replicas = wait_replicas
         self._limit = limit
         self._slots = asyncio.Semaphore(limit)
         self._idle: list[AbstractConnection] = []
@@ -108,13 +119,22 @@ class ConnectionPool:
                 raise self._refused(reply) from reply
         return replies
 
-    async def script(self, script: LuaScript, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Return the reply of a script, which is sent in full only if Redis does not have it cached."""
+    async def script(
+        self, script: LuaScript, keys: Sequence[str], args: Sequence[Argument], *, replicated: bool = False
+    ) -> Any:
+        """Return the reply of a script, which is sent in full only if Redis does not have it cached.
+
+        With `replicated` it returns once `wait_replicas` replicas have what the script wrote, now or when it
+        was called before; otherwise it raises StateUnavailable.
+        """
+        wait = (("WAIT", self._wait_replicas, WAIT_MS),) if replicated and self._wait_replicas else ()
 
         async def once() -> Any:
-            reply = (await self._once([("EVALSHA", script.sha1, len(keys), *keys, *args)]))[0]
+            reply, *acked = await self._once([("EVALSHA", script.sha1, len(keys), *keys, *args), *wait])
             if isinstance(reply, NoScriptError):
-                reply = (await self._once([("EVAL", script.source, len(keys), *keys, *args)]))[0]
+                reply, *acked = await self._once([("EVAL", script.source, len(keys), *keys, *args), *wait])
+            if acked and not isinstance(reply, RedisError):
+                self._check_replicated(acked[0])
             return reply
 
         reply = await self._retrying(once)
@@ -146,6 +166,7 @@ class ConnectionPool:
                 async with self._slots:
                     return await self._on_connection(commands)
         except TimeoutError as error:
+            await self._close_idle()  # to the same Redis, which hangs; Sentinel may name another by now
             raise _timed_out(self._timeout_s) from error
 
     async def _on_connection(self, commands: Sequence[Command]) -> list[Any]:
@@ -180,6 +201,14 @@ class ConnectionPool:
 
     def _unavailable(self, error: Exception) -> StateUnavailable:
         return StateUnavailable(f"Redis at {self._name}: {error}")
+
+    def _check_replicated(self, acked: int | RedisError) -> None:
+        if isinstance(acked, RedisError):
+            raise self._refused(acked) from acked
+        if acked < self._wait_replicas:
+            raise StateUnavailable(
+                f"{acked} replicas of Redis at {self._name} acknowledged a record, not {self._wait_replicas}"
+            )
 
     def _refused(self, reply: RedisError) -> StateUnavailable:
         if "command not allowed when used memory" in str(reply):  # redis-py removes the code OOM
@@ -219,6 +248,8 @@ async def _read(connection: AbstractConnection) -> Any:
     try:
         return await connection.read_response(disable_decoding=True)
     except ResponseError as error:
+        if "READONLY" in str(error) or isinstance(error, ReadOnlyError):
+            raise ConnectionError("the master has become a replica") from error
         return error
 
 
@@ -233,7 +264,11 @@ def _connection_factory(url: str, password: str, timeout_s: float) -> Callable[[
     """
     name = _without_secrets(url)
     try:
-        options: dict[str, Any] = dict(parse_url(url))
+        options: dict[str, Any]
+        if url.startswith(f"{SCHEME}://"):
+            options = {**parse_sentinel_url(url), "connection_class": MasterConnection}
+        else:
+            options = dict(parse_url(url))
         kind = options.pop("connection_class", Connection)
         if kind is UnixDomainSocketConnection:
             if not options.get("path"):

@@ -106,6 +106,7 @@ class LedgerWriter:
                 _sum_fields(record.function, record.tenant)[COLUMNS.index("cost_nanos")],
                 *(spend_field(period, record.ended_at) for period in SpendPeriod),
             ],
+            replicated=True,
         )
         return bool(done)
 
@@ -119,7 +120,9 @@ class LedgerWriter:
                 if not batch:
                     continue
                 try:
-                    added = await self._redis.script(_ADD_REQUESTS, _KEYS, [one.packed for one in batch])
+                    added = await self._redis.script(
+                        _ADD_REQUESTS, _KEYS, [one.packed for one in batch], replicated=True
+                    )
                 except Exception as error:  # passed on: each caller raises it, none waits for ever
                     for one in batch:
                         _settle(one.added, error)

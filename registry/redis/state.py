@@ -62,12 +62,23 @@ class RedisState(
         url: str,
         *,
         password: str = "",
+        wait_replicas: int = 0,
         max_connections: int = 16,
         timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
     ) -> Self:
-        """Return the state at `redis://`, `rediss://` or `unix:///path`; connections are opened on demand."""
-        connections = ConnectionPool(url, password=password, limit=max_connections, timeout_s=timeout_s)
+        """Return the state at a URL; connections are opened on demand.
+
+        URLs are `redis://`, `rediss://`, `unix:///path` and `redis+sentinel://host:port,…/name`. A ledger
+        record counts as written once `wait_replicas` replicas have it.
+        """
+        connections = ConnectionPool(
+            url,
+            password=password,
+            wait_replicas=wait_replicas,
+            limit=max_connections,
+            timeout_s=timeout_s,
+        )
         return cls(connections, feed_length=feed_length)
 
     def __repr__(self) -> str:

@@ -1,7 +1,9 @@
 """Redis reaches its `maxmemory`: requests are refused with the reason, reads and leases go on."""
 
+from itertools import count
 from pathlib import Path
 
+import pytest
 from redis.exceptions import OutOfMemoryError
 
 from registry import keys
@@ -12,14 +14,12 @@ LEASES = 20  # renewals of the controller's lease, each 0.5 s: longer than a nod
 
 
 def fill(redis: PlainRedis) -> None:
-    """Fill Redis, in ever smaller pieces."""
-    number, nbytes = 0, 1 << 20
-    while nbytes >= 16:
-        try:
-            redis.call("SET", f"filler:{number}", b"0" * nbytes)
-            number += 1
-        except OutOfMemoryError:
-            nbytes //= 4
+    """Fill Redis, and a little beyond, so that no connection that ends makes room for a write."""
+    with pytest.raises(OutOfMemoryError):
+        for number in count():
+            redis.call("SET", f"filler:{number}", b"0" * (1 << 18))
+    used = redis.call("INFO", "memory")["used_memory"]
+    redis.call("CONFIG", "SET", "maxmemory", used - (1 << 20))
 
 
 def free(redis: PlainRedis) -> None:
