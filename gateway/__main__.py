@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import uvloop
 from setproctitle import setproctitle
@@ -25,10 +27,10 @@ from rdmacast.aio.loop_lag import watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
-from registry.errors import RegistryError, StateUnavailable
+from registry.errors import NewerSchema, RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
 from registry.redis.state import RedisState
-from registry.state import ClusterConfig, State
+from registry.state import SCHEMA, ClusterConfig, State
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -37,19 +39,39 @@ _RETRY_S = 0.2
 _GIL_SWITCH_INTERVAL_S = 0.0005
 
 
-async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> None:
+async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> ClusterConfig:
     """Set up the cluster's configuration, store owner, admin key and price table unless they exist.
 
     Retries for up to a minute while Redis is starting. Raises StateUnavailable after that.
     """
+    config = await _cluster_config(state, store)
+    owner = await store.claim(config.cluster_id)
+    if owner != config.cluster_id:
+        # A new Redis with an old store: the blobs are content-addressed, so they stay valid, but nodes
+        # compare this owner to detect that they read another store.
+        _log.warning("the store %s belongs to cluster %s, not %s", store.url, owner, config.cluster_id)
+    await fill(settings, state, config)
+    return config
+
+
+async def fill(settings: GatewaySettings, state: State, config: ClusterConfig) -> None:
+    """Store the cluster's configuration, the admin key and the price table unless they exist."""
+    await state.cluster_config(config)
+    if settings.admin_key_file is not None:
+        await load_or_create_admin_key(settings.admin_key_file, state)
+    await ensure_default_rates(state)
+
+
+async def _cluster_config(state: State, store: BlobStore) -> ClusterConfig:
     deadline = asyncio.get_running_loop().time() + _STATE_WAIT_S
     reported = ""
     while True:
         try:
-            config = await state.cluster_config(
-                ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url)
+            return await state.cluster_config(
+                ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url, schema=SCHEMA)
             )
-            break
+        except NewerSchema:
+            raise
         except StateUnavailable as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise
@@ -57,14 +79,6 @@ async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> 
                 reported = str(error)
                 _log.info("waiting for the shared state: %s", reported)
             await asyncio.sleep(_RETRY_S)
-    owner = await store.claim(config.cluster_id)
-    if owner != config.cluster_id:
-        # A new Redis with an old store: the blobs are content-addressed, so they stay valid, but nodes
-        # compare this owner to detect that they read another store.
-        _log.warning("the store %s belongs to cluster %s, not %s", store.url, owner, config.cluster_id)
-    if settings.admin_key_file is not None:
-        await load_or_create_admin_key(settings.admin_key_file, state)
-    await ensure_default_rates(state)
 
 
 async def run(settings: GatewaySettings) -> None:
@@ -72,8 +86,15 @@ async def run(settings: GatewaySettings) -> None:
     clock, store = SystemClock(), open_store(settings.store)
     gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
     async with AsyncExitStack() as stack:
-        state = await stack.enter_async_context(RedisState.connect(settings.redis_url))
-        await prepare(settings, state, store)
+        state = await stack.enter_async_context(
+            RedisState.connect(
+                settings.redis_url,
+                password=settings.redis_password,
+                wait_replicas=settings.redis_wait_replicas,
+            )
+        )
+        config = await prepare(settings, state, store)
+        health = HealthCheck(state, partial(fill, settings, state, config))
         control = await stack.enter_async_context(
             make_control(
                 state=state,
@@ -91,7 +112,7 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
-            biller=Biller(state, HealthCheck(state), clock, control.settlement.add),
+            biller=Biller(state, health, clock, control.settlement.add),
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)
@@ -130,6 +151,7 @@ def control_facts(control: Control) -> ControlFacts:
 
 def main(argv: Sequence[str]) -> int:
     """Run the gateway; return the process's exit code."""
+    os.umask(0o077)
     settings = parse(argv)
     logging.basicConfig(
         level=settings.log_level.upper(),

@@ -28,6 +28,7 @@ log = logging.getLogger("invoker")
 
 def main(argv: Sequence[str], engines: Callable[[str], EngineFactory] | None = None) -> int:
     """Run the node, by default with the engines for its device, and return the process's exit code."""
+    os.umask(0o077)
     try:
         settings = parse_settings(argv, os.environ)
     except SettingsError as error:
@@ -70,7 +71,9 @@ async def _run(settings: Settings, engines: EngineFactory) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    async with RedisState.connect(settings.redis_url) as state:
+    async with RedisState.connect(
+        settings.redis_url, password=settings.redis_password, wait_replicas=settings.redis_wait_replicas
+    ) as state:
         await run_node(settings, state, engines, stop)
 
 

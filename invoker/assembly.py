@@ -58,8 +58,8 @@ from rdmacast.transports.connector import Connector
 from registry.channel.client import ChannelServer
 from registry.clock import Clock, SystemClock
 from registry.config.emulation import is_emulated, parse_device
-from registry.errors import NotFound, StateUnavailable
-from registry.state import ClusterConfig, State
+from registry.errors import NewerSchema, NotFound, StateUnavailable
+from registry.state import SCHEMA, ClusterConfig, State
 
 LEAVE_TIMEOUT_S = 5.0  # for the last update of the registry
 EXIT_HANGING = 70  # exit code after an engine hung
@@ -357,7 +357,14 @@ async def _cluster_config(state: State, stop: asyncio.Event) -> ClusterConfig | 
     tries = 0
     while not stop.is_set():
         try:
-            return await state.cluster_config()
+            config = await state.cluster_config()
+            if config.schema < SCHEMA:
+                raise StateUnavailable(
+                    f"records have schema {config.schema}, this node writes {SCHEMA}: upgrade the gateways"
+                )
+            return config
+        except NewerSchema:
+            raise
         except (StateUnavailable, NotFound) as error:
             if not tries:
                 log.warning("waiting for the cluster's configuration: %s", error)

@@ -143,6 +143,7 @@ class Node:
             link_rate_bytes_s=dependencies.settings.link_rate_bytes_s,
             port_rate_bytes_s=None if port is None else int(port.bytes_per_s),
             started_at=self._started_at,
+            controller=dependencies.instances.controller,
             holdings=holdings,
             counters=self._counters().snapshot(),
         )

@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +18,7 @@ from registry.config.emulation import is_emulated, parse_device
 from registry.config.function_yaml import parse_handler_limits
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
-from registry.config.secrets import load_or_create_secret, secret_beside
+from registry.config.secrets import load_or_create_secret, redis_password, secret_beside
 from registry.errors import InvalidRecord
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -47,7 +47,16 @@ Examples:
 _SAME = (
     *("cast_port", "stage_port", "gpu_memory_bytes", "host_memory_bytes", "spare_memory_bytes", "shm_dir"),
     *("link_rate_bytes_s", "rdma_required", "nixl", "allow_handlers", "threads", "nodes_hint"),
-    *("lease_s", "grace_s", "keep_hot_s", "meter_interval_s", "step_timeout_s", "journal_dir", "log_level"),
+    *(
+        "redis_wait_replicas",
+        "lease_s",
+        "grace_s",
+        "keep_hot_s",
+        "meter_interval_s",
+        "step_timeout_s",
+        "journal_dir",
+        "log_level",
+    ),
 )
 
 
@@ -56,7 +65,9 @@ class Settings:
     """Settings of one invoker; None means the default for the machine (invoker/device.py)."""
 
     redis_url: str
+    redis_wait_replicas: int
     secret: bytes
+    redis_password: str = field(repr=False)
     node_id: str
     host_id: str
     listen_host: str
@@ -113,6 +124,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
     return Settings(
         **{name: getattr(options, name) for name in _SAME},
         redis_url=redis_url,
+        redis_password=redis_password(options.redis_password_file, environ),
         secret=_secret(options.secret_file or secret_beside(redis_url), environ),
         node_id=_name("--node-id", options.node_id or f"{host_id[:50]}-{os.getpid()}"),
         host_id=host_id,

@@ -5,7 +5,8 @@ RegistryError
 ├── NotFound             no such function, version, key, blob or node
 ├── Conflict             the record was changed concurrently, or exists already
 ├── StaleEpoch           a writer of which the lease has passed to another
-├── StateUnavailable     Redis does not answer
+├── StateUnavailable     Redis does not answer, or refuses; StateFull where it has no memory left for a write,
+│                        NewerSchema where its records are those of a later release
 ├── KeyRefused           an API key that is malformed, unknown, revoked or expired
 ├── ChannelError         the gateway-invoker channel
 │   ├── ChannelClosed    the peer is lost; calls in progress end with this
@@ -39,6 +40,14 @@ class StaleEpoch(RegistryError):
 
 class StateUnavailable(RegistryError):
     """Redis does not answer."""
+
+
+class StateFull(StateUnavailable):
+    """Redis has reached its `maxmemory`: it refuses what would grow, reads go on."""
+
+
+class NewerSchema(StateUnavailable):
+    """The cluster's records are those of a later release, which this one would misread."""
 
 
 class KeyRefused(RegistryError):

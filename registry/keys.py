@@ -3,6 +3,8 @@
 | key | type | holds |
 |---|---|---|
 | `hc:cluster` | string | ClusterConfig |
+| `hc:probe` | - | never exists: a write that changes nothing checks that writes are accepted |
+| `hc:incarnation` | string | id of this state, new after state was lost (registry/records/fence.py) |
 | `hc:feed` | stream | one entry a change: field = kind of change, value = its JSON |
 | `hc:functions` | hash | function name -> Function |
 | `hc:versions` | hash | `name:version` -> FunctionVersion |
@@ -40,6 +42,8 @@
 """
 
 CLUSTER = "hc:cluster"
+PROBE = "hc:probe"
+INCARNATION = "hc:incarnation"
 FEED = "hc:feed"
 FUNCTIONS = "hc:functions"
 VERSIONS = "hc:versions"

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from registry.errors import NewerSchema
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
+from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import Function, FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
@@ -19,13 +21,30 @@ from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord
 
+# The schema of the records that this release writes, and the highest that it reads. Increase it with a change
+# that an earlier release would misread; a new field with a default is none.
+SCHEMA = 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """The cluster's configuration, set at its first start and read by nodes that join."""
+    """The cluster's configuration, set at its first start and read by nodes that join.
+
+    `schema` is that of its records, raised by the first gateway of a release with a higher one.
+    """
 
     cluster_id: str
     store_url: str
+    schema: int = 1
+
+    def check_readable(self) -> "ClusterConfig":
+        """Return this configuration. Raises NewerSchema if a later release has raised the schema."""
+        if self.schema > SCHEMA:
+            raise NewerSchema(
+                f"the cluster's records have schema {self.schema}, and this release reads {SCHEMA} at most: "
+                "upgrade this process"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +74,10 @@ class ClusterState(Protocol):
     """Functions, nodes, instances, load reports, casts, live serving, leases and the feed of changes."""
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
-        """Return the cluster's configuration, set to `default` if there is none. Raises NotFound."""
+        """Return the cluster's configuration, set to `default` if there is none.
+
+        A lower schema is raised to that of `default`. Raises NotFound, and NewerSchema.
+        """
         ...
 
     async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
@@ -136,8 +158,14 @@ class ClusterState(Protocol):
         """
         ...
 
-    async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
-        """Acquire or renew a lease; return its epoch (greater after each change of holder), None if taken."""
+    async def acquire_lease(
+        self, name: str, holder: str, ttl_s: float, *, beyond: Fence = NO_FENCE
+    ) -> Fence | None:
+        """Acquire or renew a lease; return its fence (greater after each change of holder), None if taken.
+
+        `beyond` is the greatest fence of this lease that the caller has seen. If the state is older than
+        that, it was restored, emptied or failed over: the fence is then one of a new incarnation.
+        """
         ...
 
     async def release_lease(self, name: str, holder: str) -> None: ...
@@ -284,6 +312,8 @@ class Ledger(Protocol):
 class State(ClusterState, KeyState, QuotaState, Ledger, Protocol):
     """The whole shared state, over one connection pool."""
 
-    async def ping(self) -> None: ...
+    async def ping(self) -> None:
+        """Return if writes are accepted; raises StateFull if there is no memory left for them."""
+        ...
 
     async def aclose(self) -> None: ...

@@ -22,6 +22,7 @@ from cli.supervise.supervisor import READY, Supervisor
 from registry.config.command_line import options_of
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
+from registry.config.secrets import make_private
 
 
 @click.command("up")
@@ -39,6 +40,7 @@ def up_command(options: Options, detach: bool, ready_fd: int | None, form: str) 
       hypercast up --nodes 8 --device emulated:h800/1000/10
     """
     settings = settle(options, gpus=count_gpus(), cores=len(os.sched_getaffinity(0)))
+    os.umask(0o077)
     prepare_data_dir(settings.data_dir)
     refuse_second(settings)
     if detach:
@@ -66,7 +68,8 @@ def running(settings: UpSettings) -> dict[str, Any]:
 def prepare_data_dir(data_dir: Path) -> None:
     """Create the data directory and check that it is writable. Raises CliError."""
     try:
-        (data_dir / "logs").mkdir(parents=True, exist_ok=True)
+        make_private(data_dir)
+        (data_dir / "logs").mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=data_dir):
             pass
     except OSError as exc:

@@ -113,6 +113,7 @@ def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
             _with_tls(options),
             data_dir=data_dir,
             link_rate_bytes_s=link_rate,
+            redis_password_file=options.redis_password_file and options.redis_password_file.resolve(),
             shm_dir=options.shm_dir.resolve(),
         ),
         nodes=nodes,
@@ -135,6 +136,10 @@ def _check(options: Options, nodes: int) -> None:
         raise UsageError(f"--gateways {gateways} need {gateways} ports, from --port {port} to 65535 at most")
     if options.redis_url is not None and options.appendfsync != "everysec":
         raise UsageError("--appendfsync is for the embedded Redis; configure the Redis of --redis-url itself")
+    if options.redis_url is None and (options.redis_password_file or options.redis_wait_replicas):
+        raise UsageError("--redis-password-file and --redis-wait-replicas are for the Redis of --redis-url")
+    if options.redis_url is not None and options.redis_memory_bytes is not None:
+        raise UsageError("--redis-memory is for the embedded Redis; set maxmemory of that of --redis-url")
 
 
 def _check_gpus(device: str, nodes: int, gpus: int) -> None:

@@ -28,8 +28,8 @@ from cli.supervise.settings import Joined, UpSettings
 from rdmacast.aio.groups import cancel_and_discard, cancel_and_wait
 from registry.config.command_line import JSON_FLAG
 from registry.config.options import Options, encode_options
-from registry.config.secrets import load_or_create_secret
-from registry.errors import RegistryError
+from registry.config.secrets import load_or_create_secret, redis_password
+from registry.errors import RegistryError, StateFull
 from registry.redis.embedded import EmbeddedRedis
 from registry.redis.state import RedisState
 
@@ -98,7 +98,7 @@ class Supervisor:
         ports = await self._ports()
         redis_url = settings.options.redis_url
         if redis_url is not None:
-            await answering_redis(redis_url)
+            await answering_redis(redis_url, settings.options.redis_password_file)
         else:
             redis_url = await self._start_redis(parts, stop)
             if stop.is_set():
@@ -124,14 +124,17 @@ class Supervisor:
     async def _start_redis(self, parts: AsyncExitStack, stop: asyncio.Event) -> str:
         """Start the embedded Redis; return its URL."""
         settings = self._settings
-        redis = EmbeddedRedis(settings.data_dir, appendfsync=settings.options.appendfsync)
+        options = settings.options
+        redis = EmbeddedRedis(
+            settings.data_dir, appendfsync=options.appendfsync, max_memory_bytes=options.redis_memory_bytes
+        )
         redis.prepare()
         child = Child("redis", redis.command(), self._logs, redis.remove_temporary_files)
         self._report("starting Redis")
         self._parts.append(child)
         await parts.enter_async_context(child)
         await self._redis_ready(redis, child, stop)
-        if settings.options.appendfsync == "everysec" and not stop.is_set():
+        if options.appendfsync == "everysec" and not stop.is_set():
             forcing = asyncio.create_task(force_each_second(redis.fsync), name="force Redis to disk")
             parts.push_async_callback(cancel_and_wait, forcing)
         return redis.url
@@ -200,11 +203,14 @@ class Supervisor:
             note("Stop it with Ctrl-C.")
 
 
-async def answering_redis(url: str) -> None:
+async def answering_redis(url: str, password_file: Path | None) -> None:
     """Return if a Redis responds at `url`. Raises CliError."""
     try:
-        async with RedisState.connect(url, timeout_s=2.0) as state:
+        password = redis_password(password_file, os.environ)
+        async with RedisState.connect(url, password=password, timeout_s=2.0) as state:
             await state.ping()
+    except StateFull as exc:
+        note(f"{exc}; requests are refused until then")
     except RegistryError as exc:
         raise CliError(f"--redis-url: {exc}") from exc
 

@@ -32,6 +32,7 @@ from registry.records.change import (
     Snapshot,
     VersionLoad,
 )
+from registry.records.fence import NO_FENCE
 from registry.records.function import Function, FunctionVersion
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.node import NodeRecord, Tier
@@ -74,6 +75,7 @@ class ClusterStateCache:
         self.backoff = backoff or BackoffTable()
         self._versions: dict[VersionKey, FunctionVersion] = {}
         self._nodes: dict[str, NodeEntry] = {}
+        self.fence = NO_FENCE  # the greatest one of a controller that any node has reported
         self._expired: dict[str, int] = {}  # node -> its epoch when its lease expired
         self._instances: dict[str, InstanceRecord] = {}
         self._by_key: dict[VersionKey, dict[str, InstanceRecord]] = {}
@@ -108,6 +110,7 @@ class ClusterStateCache:
         self._versions = {VersionKey(v.function, v.version): v for v in snapshot.versions}
         self._nodes, self._instances, self._by_key, self._load_reports = {}, {}, {}, {}
         for up in snapshot.nodes:
+            self.fence = max(self.fence, up.record.controller)
             self._nodes[up.record.id] = _entry(up, before.get(up.record.id), now + max(up.ttl_s, GRACE_S))
         kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
         for id_, entry in kept.items():
@@ -314,6 +317,7 @@ class ClusterStateCache:
         ]
 
     def _put_node(self, up: NodeUp, now: float) -> None:
+        self.fence = max(self.fence, up.record.controller)
         known = self._nodes.get(up.record.id)
         if known is not None and up.record.epoch < known.record.epoch:
             return

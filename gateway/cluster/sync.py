@@ -66,7 +66,7 @@ class ClusterStateSync:
                             break
             except NotFound as error:
                 log.info("change feed: cut off (%s), taking a new snapshot", error)
-            except StateUnavailable as error:
+            except (StateUnavailable, InvalidRecord) as error:  # the latter may be of a later release
                 if self.alive:
                     log.warning("shared state unavailable: %s", error)
                 self.alive = False

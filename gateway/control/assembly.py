@@ -179,7 +179,9 @@ def _assemble(
     channels = NodeChannels(state_cache, changes, dial)
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
-    leadership = Leadership(state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s)
+    leadership = Leadership(
+        state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s, seen=lambda: state_cache.fence
+    )
     dispatcher = CallDispatcher(
         cluster, channels, progress, admission, loads, work, settings=settings.dispatch
     )

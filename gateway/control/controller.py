@@ -25,6 +25,7 @@ from gateway.planning.actions import (
 from gateway.planning.debounce import DemandDebouncer, settle_s
 from gateway.planning.plan import Plan, VersionDemand
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
+from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import FunctionVersion
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 from registry.records.node import NodeState
@@ -64,7 +65,7 @@ class Controller:
         self._leadership = leadership
         self._work = work
         cluster.changes.subscribe(work.notify)
-        self._epoch: int | None = None
+        self._fence: Fence | None = None
         self._led_from_s: float | None = None
         self._starts: set[str] = set()  # in progress here
         self._stops: set[str] = set()  # of these, those that are being stopped
@@ -87,8 +88,8 @@ class Controller:
                     pass  # the time set by the plan
 
     def _plan(self) -> Plan:
-        self._epoch = self._leadership.epoch
-        if self._epoch is None or not self._sync.alive:
+        self._fence = self._leadership.fence
+        if self._fence is None or not self._sync.alive:
             # Without the lease or the feed nothing is decided; actions in progress continue.
             self.desired = {}
             self._live.stand_down()
@@ -103,7 +104,7 @@ class Controller:
         plan.replan_at(more_at)
         self._replicator.plan(self._state_cache, plan, now, self._clock.wall_s())
         self._casts.plan(self._state_cache, plan, self._planner.loading, self._clock.wall_s())
-        self._live.plan(plan, demand, self._epoch)
+        self._live.plan(plan, demand, self._fence.epoch)
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
@@ -170,13 +171,13 @@ class Controller:
                 return self._fetch(action)
 
     async def _start(self, action: StartAction) -> None:
-        key, instance_id, epoch = action.key, action.instance_id, self._epoch
+        key, instance_id, fence = action.key, action.instance_id, self._fence or NO_FENCE
         stage = _RESERVE
         self._starts.add(instance_id)
         log.info("%s: starting instance %s on node %s", key, instance_id, action.node)
         try:
             action = await self._live.prepare_start(action)
-            async for step in self._calls.start(action, epoch or 0):
+            async for step in self._calls.start(action, fence):
                 stage = step.stage
                 self._progress.note(key, instance_id, stage, step.fraction)
                 self._live.on_progress(action, step)

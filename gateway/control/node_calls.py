@@ -26,6 +26,7 @@ from registry.messages.node import (
     WarmImage,
 )
 from registry.records.cast import CastRecord
+from registry.records.fence import Fence
 from registry.records.function import FunctionVersion
 
 # How long a start waits for the first bytes on the node that it pulls the image from.
@@ -60,9 +61,7 @@ class NodeCalls:
         self._casts = casts
         self._arrivals: dict[tuple[str, str], LoadingImage] = {}
 
-    async def start(
-        self, action: StartAction, controller_epoch: int
-    ) -> AsyncGenerator[InstanceProgress, None]:
+    async def start(self, action: StartAction, fence: Fence) -> AsyncGenerator[InstanceProgress, None]:
         """Start an instance; yield progress until it is ready."""
         version = action.version
         request = StartInstance(
@@ -75,7 +74,8 @@ class NodeCalls:
             max_concurrency=action.max_concurrency,
             assets=await self._assets.files(version),
             image=await self._assets.image_ref(version, action.holders, action.cast),
-            controller_epoch=controller_epoch,
+            controller_epoch=fence.epoch,
+            controller_incarnation=fence.incarnation,
             live=action.live,
             first_layer=action.first_layer,
         )

@@ -11,7 +11,7 @@ from gateway.core.fixed_plan import FixedPlan, parse_fixed_plan
 from registry.config.command_line import parse_options, process_command
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
-from registry.config.secrets import load_or_create_secret
+from registry.config.secrets import load_or_create_secret, make_private, redis_password
 from registry.errors import InvalidRecord
 
 HELP = """Run one gateway: the HTTP server of a Hypercast cluster.
@@ -24,6 +24,7 @@ Example:
 # Fields of Options and of GatewaySettings.
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "max_in_flight", "log_level"),
+    "redis_wait_replicas",
 )
 
 
@@ -75,7 +76,9 @@ class GatewaySettings:
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""
+    redis_wait_replicas: int = 0
     secret: bytes = b""
+    redis_password: str = field(default="", repr=False)
     admin_key_file: Path | None = None
     expect_nodes: int = 0
     grace_s: float = 30.0
@@ -106,6 +109,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Gatew
 def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettings:
     """Return the settings of a gateway with these options. Raises InvalidRecord."""
     data = options.data_dir
+    if data is not None:
+        make_private(data)
     secret_file = options.secret_file or (data and data / "cluster.secret")
     try:
         secret = load_or_create_secret(secret_file, environ)
@@ -115,6 +120,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
     return GatewaySettings(
         **{name: getattr(options, name) for name in _SAME},
         redis_url=options.redis_url or "",
+        redis_password=redis_password(options.redis_password_file, environ),
         store=options.store or "",
         secret=secret,
         admin_key_file=options.admin_key_file or (data and data / "admin.key"),

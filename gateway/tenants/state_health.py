@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from gateway.core.errors import Unavailable
 from registry.accounting.prices import DEFAULT_RATES, rate_for
-from registry.errors import StateUnavailable
+from registry.errors import NotFound, StateUnavailable
 from registry.records.usage import PriceRate
 from registry.state import State
 
@@ -18,10 +18,14 @@ _RATES_PERIODS = 10
 
 
 class HealthCheck:
-    """Whether Redis answers, as of the last probe or ledger write; `rates` as of the last few seconds."""
+    """Whether Redis answers, as of the last probe or ledger write; `rates` as of the last few seconds.
 
-    def __init__(self, state: State) -> None:
+    `refill` stores again what every cluster needs; it is called if Redis was emptied.
+    """
+
+    def __init__(self, state: State, refill: Callable[[], Awaitable[None]] | None = None) -> None:
         self._state = state
+        self._refill = refill
         self.alive = False
         self.reason = "not probed yet"  # why not alive, in Redis' words where it gave any
         self.rates: Sequence[PriceRate] = ()
@@ -51,13 +55,22 @@ class HealthCheck:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._state.ping()
                 if rates:
-                    self.rates = await self._state.rates()
+                    await self._read_rates()
         except TimeoutError:
             self.report(alive=False, reason=f"no answer within {_TIMEOUT_S:g} s")
         except StateUnavailable as error:
             self.report(alive=False, reason=str(error))
         else:
             self.report(alive=True)
+
+    async def _read_rates(self) -> None:
+        if self._refill is not None:
+            try:
+                await self._state.cluster_config()
+            except NotFound:
+                _log.error("Redis was emptied: deploy the functions again, or restore a backup")
+                await self._refill()
+        self.rates = await self._state.rates()
 
     async def run(self) -> None:
         """Probe until cancelled."""

@@ -15,6 +15,7 @@ from invoker.instances.starting import InstanceContext, release, start
 from rdmacast.errors import CastError
 from registry.errors import RegistryError
 from registry.messages.node import StartInstance
+from registry.records.fence import NO_FENCE, Fence
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 
 ENDED_KEPT = 128  # ended instances kept to answer repeated start requests
@@ -45,7 +46,7 @@ class Instances:
         self._instances: dict[str, Instance] = {}
         self._stops: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._controller_epoch = 0
+        self.controller = NO_FENCE  # the greatest one that started an instance
 
     def __repr__(self) -> str:
         return f"<Instances {list(self._instances.values())!r}>"
@@ -69,9 +70,7 @@ class Instances:
             return known
         if self._draining:
             raise NodeDraining(f"node {self._node} is leaving")
-        if 0 < request.controller_epoch < self._controller_epoch:
-            raise InvalidWork(f"controller {request.controller_epoch} has been replaced by a newer one")
-        self._controller_epoch = max(self._controller_epoch, request.controller_epoch)
+        self._check_fence(request)
         clock = self._context.clock
         life = accepted(request, self._node, wall_s=clock.wall_s(), now_s=clock.monotonic_s())
         account = self._context.meter.open_account(
@@ -82,6 +81,15 @@ class Instances:
         self._changed(instance)
         instance.task = asyncio.create_task(self._run(instance), name=f"instance {instance.id}")
         return instance
+
+    def _check_fence(self, request: StartInstance) -> None:
+        if not request.controller_epoch:
+            return
+        # An earlier release sends no incarnation: only its epoch counts.
+        fence = Fence(request.controller_incarnation or self.controller.incarnation, request.controller_epoch)
+        if fence < self.controller:
+            raise InvalidWork(f"controller {fence.epoch} has been replaced by a newer one")
+        self.controller = fence
 
     def get(self, instance_id: str) -> Instance:
         """Return an instance by its id. Raises NoSuchInstance."""

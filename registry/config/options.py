@@ -65,6 +65,13 @@ class Options:
         click.Choice(("everysec", "always")),
         default="everysec",
     )
+    redis_memory_bytes: int | None = flag(
+        "--redis-memory",
+        UP,
+        "Most memory of the embedded Redis (its maxmemory); requests are refused beyond it.",
+        SIZE,
+        shown="half of the machine's",
+    )
 
     # --- shared by the processes
     host: str = flag("--host", UP_GATEWAY, "Address to listen on.", default="127.0.0.1")
@@ -88,9 +95,23 @@ class Options:
     redis_url: str | None = flag(
         "--redis-url",
         ALL,
-        "Redis of the cluster: redis://HOST:PORT/DB or unix:///PATH.",
+        "Redis of the cluster: redis://HOST:PORT/DB, unix:///PATH or redis+sentinel://HOST:PORT,HOST:PORT/NAME.",
         required=GATEWAY_INVOKER,
         helps={PlatformCommand.UP: "Use this Redis instead of an embedded one."},
+    )
+    redis_password_file: Path | None = flag(
+        "--redis-password-file",
+        ALL,
+        "File with the password of the Redis of --redis-url.",
+        FILE,
+        shown="$HYPERCAST_REDIS_PASSWORD",
+    )
+    redis_wait_replicas: int = flag(
+        "--redis-wait-replicas",
+        ALL,
+        "Replicas of Redis that acknowledge a usage record before it counts as written.",
+        COUNT,
+        default=0,
     )
     secret_file: Path | None = flag(
         "--secret-file",

@@ -21,6 +21,7 @@ from registry.records.api_key import ApiKey, KeyRole
 from registry.state import KeyState
 
 SECRET_VARIABLE = "HYPERCAST_CLUSTER_SECRET"
+REDIS_PASSWORD_VARIABLE = "HYPERCAST_REDIS_PASSWORD"
 MIN_SECRET_BYTES = 16
 ADMIN_TENANT = "admin"
 
@@ -126,6 +127,30 @@ async def load_or_create_admin_key(path: Path, state: KeyState) -> str:
         if not matches(known, presented):
             raise InvalidRecord(f"{path}: the secret differs from that of key {presented.id}")
     return plaintext
+
+
+def redis_password(path: Path | None, environ: Mapping[str, str]) -> str:
+    """Return the password of Redis: of the file, else of HYPERCAST_REDIS_PASSWORD, "" if there is neither.
+
+    Raises InvalidRecord if the file cannot be read or is empty.
+    """
+    if path is None:
+        return environ.get(REDIS_PASSWORD_VARIABLE, "").strip()
+    try:
+        password = path.read_text().strip()
+    except OSError as error:
+        raise InvalidRecord(f"--redis-password-file {path}: {error.strerror}") from error
+    if not password:
+        raise InvalidRecord(f"--redis-password-file {path} is empty")
+    return password
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder, with mode 0700; also set that of an existing one that is this user's."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        folder.chmod(0o700)
 
 
 def secret_beside(redis_url: str) -> Path | None:

@@ -30,6 +30,7 @@ from registry.records.change import (
     Snapshot,
     VersionLoad,
 )
+from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import Function, FunctionVersion, Scaling
 from registry.records.function_changes import (
     KnownFunction,
@@ -121,6 +122,7 @@ class MemoryState(MemoryLedger, State):
         self._load_reports: dict[str, tuple[LoadReport, float]] = {}
         self._scale_tokens: set[str] = set()
         self._leases: dict[str, _Lease] = {}
+        self._incarnation = ""
         self._keys: dict[str, ApiKey] = {}
         self._quotas = MemoryQuotas(self._clock)
         self._casts = MemoryCasts(self._clock)
@@ -130,7 +132,9 @@ class MemoryState(MemoryLedger, State):
         self._config = self._config or default
         if self._config is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
-        return self._config
+        if default is not None and self._config.schema < default.schema:
+            self._config = replace(self._config, schema=default.schema)
+        return self._config.check_readable()
 
     async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
         name = draft.function
@@ -254,14 +258,19 @@ class MemoryState(MemoryLedger, State):
         self._lives[key] = change, now + ttl_s
         self._feed.publish(change)
 
-    async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
+    async def acquire_lease(
+        self, name: str, holder: str, ttl_s: float, *, beyond: Fence = NO_FENCE
+    ) -> Fence | None:
         now = self._clock.monotonic_s()
         lease = self._leases.get(name, _Lease("", 0, 0.0))
-        free = lease.expires_at <= now
+        free, epoch = lease.expires_at <= now, lease.epoch
         if not free and lease.holder != holder:
             return None
-        self._leases[name] = _Lease(holder, lease.epoch + free, now + ttl_s)
-        return lease.epoch + free
+        if not self._incarnation or Fence(self._incarnation, epoch) < beyond:
+            self._incarnation = beyond.next_incarnation(self._clock.wall_s())
+            free, epoch = True, max(epoch, beyond.epoch)
+        self._leases[name] = _Lease(holder, epoch + free, now + ttl_s)
+        return Fence(self._incarnation, epoch + free)
 
     async def release_lease(self, name: str, holder: str) -> None:
         lease = self._leases.get(name)

@@ -88,6 +88,7 @@ class StartInstance(Message, frozen=True, kw_only=True):
     assets: dict[str, bytes]
     image: ImageRef | None = None
     controller_epoch: int = 0
+    controller_incarnation: str = ""
     live: bool = False
     first_layer: Annotated[int, msgspec.Meta(ge=0)] = 0
 

@@ -3,6 +3,7 @@
 - `api_key`: API keys and their limits
 - `cast`: casts, their members and progress
 - `change`: the change feed and the snapshot
+- `fence`: the order of the holders of a lease
 - `function`: functions and their versions
 - `function_changes`: deploy, rollback and scaling as pure decisions
 - `instance`: instances and their life cycle

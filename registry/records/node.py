@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from registry.records.fence import NO_FENCE, Fence
+
 
 class Tier(StrEnum):
     """Where a node holds an image, nearest first."""
@@ -44,7 +46,8 @@ class NodeRecord:
     (rdmacast), both `tcp://host:port`. `epoch` grows with every start of the node's process, which
     distinguishes late messages of a dead process. Nodes with equal `host` share one host tier.
     `reads_store`: this node can read the cluster's blob store itself. `link_rate_bytes_s` is the configured
-    cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown.
+    cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown. `controller` is
+    the greatest fence among the controllers that started instances here.
     """
 
     id: str
@@ -66,6 +69,7 @@ class NodeRecord:
     link_rate_bytes_s: int | None
     started_at: float
     port_rate_bytes_s: int | None = None
+    controller: Fence = NO_FENCE
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@
 - `live`: live serving records
 - `nodes`: nodes, instances, load reports and the snapshot
 - `quota`: quotas of keys
+- `sentinel`: connections to the master that Redis Sentinel names
 - `state`: the whole shared state
 - `store`: the base of all parts
 """

@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio.connection import (
@@ -24,18 +25,24 @@ from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
 
 from rdmacast.aio.time_limit import TimeLimit
-from registry.errors import InvalidRecord, StateUnavailable
+from registry.errors import InvalidRecord, StateFull, StateUnavailable
+from registry.redis.sentinel import SCHEME, MasterConnection, parse_sentinel_url
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 
+# The password of an embedded Redis, beside its socket: whoever may open the folder is its own user.
+PASSWORD_FILE = "redis.password"
 # An exchange that takes longer fails, so that requests notice a hanging Redis within seconds.
 TIMEOUT_S = 2.0
+# For this long replicas may take to acknowledge a record; less than an exchange may take.
+WAIT_MS = 1000
 # Pauses before the retries of an exchange that lost its connection. The first retry is immediate: most often
 # the connection was an idle one that a restart of Redis had closed.
 RETRY_PAUSES_S = (0.0, 0.05, 0.3)
@@ -74,10 +81,19 @@ class DedicatedConnection:
 class ConnectionPool:
     """A pool of at most `limit` connections, and of additional dedicated ones."""
 
-    def __init__(self, url: str, *, limit: int = 16, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        password: str = "",
+        wait_replicas: int = 0,
+        limit: int = 16,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._name = _without_secrets(url)
-        self._make = _connection_factory(url, timeout_s)
+        self._make = _connection_factory(url, password, timeout_s)
         self._timeout_s = timeout_s
+        self._wait_replicas = wait_replicas
         self._limit = limit
         self._slots = asyncio.Semaphore(limit)
         self._idle: list[AbstractConnection] = []
@@ -100,21 +116,30 @@ class ConnectionPool:
         replies = await self._retrying(lambda: self._once(commands))
         for reply in replies:
             if isinstance(reply, RedisError):
-                raise StateUnavailable(f"Redis at {self._name} refused: {reply}") from reply
+                raise self._refused(reply) from reply
         return replies
 
-    async def script(self, script: LuaScript, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Return the reply of a script, which is sent in full only if Redis does not have it cached."""
+    async def script(
+        self, script: LuaScript, keys: Sequence[str], args: Sequence[Argument], *, replicated: bool = False
+    ) -> Any:
+        """Return the reply of a script, which is sent in full only if Redis does not have it cached.
+
+        With `replicated` it returns once `wait_replicas` replicas have what the script wrote, now or when it
+        was called before; otherwise it raises StateUnavailable.
+        """
+        wait = (("WAIT", self._wait_replicas, WAIT_MS),) if replicated and self._wait_replicas else ()
 
         async def once() -> Any:
-            reply = (await self._once([("EVALSHA", script.sha1, len(keys), *keys, *args)]))[0]
+            reply, *acked = await self._once([("EVALSHA", script.sha1, len(keys), *keys, *args), *wait])
             if isinstance(reply, NoScriptError):
-                reply = (await self._once([("EVAL", script.source, len(keys), *keys, *args)]))[0]
+                reply, *acked = await self._once([("EVAL", script.source, len(keys), *keys, *args), *wait])
+            if acked and not isinstance(reply, RedisError):
+                self._check_replicated(acked[0])
             return reply
 
         reply = await self._retrying(once)
         if isinstance(reply, RedisError):
-            raise StateUnavailable(f"Redis at {self._name} refused: {reply}") from reply
+            raise self._refused(reply) from reply
         return reply
 
     @asynccontextmanager
@@ -141,6 +166,7 @@ class ConnectionPool:
                 async with self._slots:
                     return await self._on_connection(commands)
         except TimeoutError as error:
+            await self._close_idle()  # to the same Redis, which hangs; Sentinel may name another by now
             raise _timed_out(self._timeout_s) from error
 
     async def _on_connection(self, commands: Sequence[Command]) -> list[Any]:
@@ -176,6 +202,19 @@ class ConnectionPool:
     def _unavailable(self, error: Exception) -> StateUnavailable:
         return StateUnavailable(f"Redis at {self._name}: {error}")
 
+    def _check_replicated(self, acked: int | RedisError) -> None:
+        if isinstance(acked, RedisError):
+            raise self._refused(acked) from acked
+        if acked < self._wait_replicas:
+            raise StateUnavailable(
+                f"{acked} replicas of Redis at {self._name} acknowledged a record, not {self._wait_replicas}"
+            )
+
+    def _refused(self, reply: RedisError) -> StateUnavailable:
+        if "command not allowed when used memory" in str(reply):  # redis-py removes the code OOM
+            return StateFull(f"Redis at {self._name} is full: archive usage or raise its maxmemory")
+        return StateUnavailable(f"Redis at {self._name} refused: {reply}")
+
     async def _close_idle(self) -> None:
         while self._idle:
             await self._idle.pop().disconnect(nowait=True)
@@ -209,6 +248,8 @@ async def _read(connection: AbstractConnection) -> Any:
     try:
         return await connection.read_response(disable_decoding=True)
     except ResponseError as error:
+        if "READONLY" in str(error) or isinstance(error, ReadOnlyError):
+            raise ConnectionError("the master has become a replica") from error
         return error
 
 
@@ -216,17 +257,27 @@ def _timed_out(seconds: float) -> StateUnavailable:
     return StateUnavailable(f"Redis did not answer within {seconds:g} s")
 
 
-def _connection_factory(url: str, timeout_s: float) -> Callable[[], AbstractConnection]:
-    """Return a factory of connections. Raises InvalidRecord for an invalid Redis URL."""
+def _connection_factory(url: str, password: str, timeout_s: float) -> Callable[[], AbstractConnection]:
+    """Return a factory of connections. Raises InvalidRecord for an invalid Redis URL.
+
+    A password in the URL has precedence over that of an embedded Redis, and that over `password`.
+    """
     name = _without_secrets(url)
     try:
-        options: dict[str, Any] = dict(parse_url(url))
+        options: dict[str, Any]
+        if url.startswith(f"{SCHEME}://"):
+            options = {**parse_sentinel_url(url), "connection_class": MasterConnection}
+        else:
+            options = dict(parse_url(url))
         kind = options.pop("connection_class", Connection)
         if kind is UnixDomainSocketConnection:
             if not options.get("path"):
                 raise ValueError("the socket path is missing, use for example unix:///run/redis.sock")
         else:
             options["socket_keepalive"] = True
+        known = options.get("password") or _password_beside(options.get("path", "")) or password
+        if known:
+            options["password"] = known
         options |= {
             "protocol": 2,  # replies as plain lists, as all callers expect
             "driver_info": None,
@@ -238,6 +289,14 @@ def _connection_factory(url: str, timeout_s: float) -> Callable[[], AbstractConn
     except (TypeError, ValueError) as error:
         raise InvalidRecord(f"invalid Redis URL {name!r}: {error}") from error
     return lambda: kind(**options)
+
+
+def _password_beside(socket_path: str) -> str:
+    """Return the password of the embedded Redis with this socket, "" if there is none or it is unreadable."""
+    try:
+        return Path(socket_path).with_name(PASSWORD_FILE).read_text().strip() if socket_path else ""
+    except OSError:
+        return ""
 
 
 def _without_secrets(url: str) -> str:

@@ -1,11 +1,12 @@
 """The embedded Redis of a data directory, on a Unix socket, with an append-only file.
 
 This module finds the program, writes its configuration and checks readiness; a supervisor runs it. Layout:
-`D/redis/` (data, redis.conf), `D/redis.sock`, `D/logs/redis.log`.
+`D/redis/` (data, redis.conf), `D/redis.sock`, `D/redis.password`, `D/logs/redis.log`.
 
 The path of a Unix socket has at most 107 bytes. If `D/redis.sock` is longer, the socket is at
 `$XDG_RUNTIME_DIR/hypercast-<hash of D>/redis.sock`, or in the directory for temporary files if that variable
-is not set; `url` has the actual path.
+is not set; `url` has the actual path. The password is in a file beside the socket, its digest in redis.conf;
+`RULES` limits what clients can do with it.
 
 Acknowledged writes survive the death of Redis: they are in the file before the reply is sent. Redis' own
 `everysec` does not guarantee that: while its background thread runs fsync, it delays writes for up to two
@@ -18,6 +19,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -27,13 +29,18 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+import psutil
+
 from registry.errors import StateUnavailable
+from registry.redis.connections import PASSWORD_FILE
 
 # When writes are on the disk, so that they survive a power loss: within about a second, or before each reply.
 Durability = Literal["everysec", "always"]
 
 MAX_SOCKET_PATH_BYTES = 107
-MIN_VERSION = 5
+MIN_VERSION = 6  # access rules
+# What clients may do: neither write files, load code, nor change, stop, dump or empty the server.
+RULES = "~* +@all -@admin -@dangerous +info"
 APPEND_ONLY_FILE = "appendonly.aof"
 # Pauses between connection attempts to a starting Redis; a start takes about 20 ms, or seconds with a large
 # ledger.
@@ -44,14 +51,22 @@ _LOG_LINES = 10
 class EmbeddedRedis:
     """The Redis of one data directory. Raises StateUnavailable if there is no usable redis-server."""
 
-    def __init__(self, data_dir: Path, *, appendfsync: Durability = "everysec") -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        appendfsync: Durability = "everysec",
+        max_memory_bytes: int | None = None,
+    ) -> None:
         self._data_dir = data_dir.absolute()
         self.appendfsync: Durability = appendfsync
+        self._max_memory_bytes = max_memory_bytes or psutil.virtual_memory().total // 2
         self._executable = find_redis_server()
         self.socket_path = _socket_path(self._data_dir)
         self.url = f"unix://{quote(str(self.socket_path))}"
         self.log_path = self._data_dir / "logs" / "redis.log"
         self._config_path = self._data_dir / "redis" / "redis.conf"
+        self.rules = RULES
         self._flushed: set[tuple[int, int]] = set()
 
     def __repr__(self) -> str:
@@ -67,10 +82,10 @@ class EmbeddedRedis:
             raise StateUnavailable(
                 f"a Redis is already running in {self._data_dir}: stop it first (`hypercast down`)"
             )
-        self._config_path.parent.mkdir(parents=True, exist_ok=True)
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._config_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_private(self.socket_path.parent, outside=self.socket_path.parent != self._data_dir)
-        self._config_path.write_text(self._config())
+        self._config_path.write_text(self._config(self._password()))
         self.remove_temporary_files()
 
     def remove_temporary_files(self) -> None:
@@ -137,15 +152,26 @@ class EmbeddedRedis:
         except OSError:
             return False
         try:
-            writer.write(b"PING\r\n")
+            writer.write(f"AUTH {self._password()}\r\nPING\r\n".encode())
+            await reader.readline()
             return (await reader.readline()).startswith(b"+PONG")
         except OSError:
             return False
         finally:
             writer.close()
 
-    def _config(self) -> str:
+    def _password(self) -> str:
+        """Return the password, created if there is none."""
+        path = self.socket_path.with_name(PASSWORD_FILE)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+        return path.read_text().strip()
+
+    def _config(self, password: str) -> str:
         settings = {
+            "user": f"default reset on #{hashlib.sha256(password.encode()).hexdigest()} {self.rules}",
             "port": "0",
             "unixsocket": _quoted(self.socket_path),
             "unixsocketperm": "700",
@@ -163,6 +189,7 @@ class EmbeddedRedis:
             "auto-aof-rewrite-percentage": "100",
             "auto-aof-rewrite-min-size": "64mb",
             # State is never evicted: Redis refuses writes instead.
+            "maxmemory": str(self._max_memory_bytes),
             "maxmemory-policy": "noeviction",
         }
         return "".join(f"{name} {value}\n" for name, value in settings.items())
@@ -222,7 +249,7 @@ def _socket_path(data_dir: Path) -> Path:
 
 def _make_private(directory: Path, *, outside: bool) -> None:
     """Create the socket's directory; one outside the data directory must be private to this user."""
-    directory.mkdir(mode=0o700 if outside else 0o777, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.lstat()
     if outside and (status.st_uid != os.getuid() or status.st_mode & 0o077):
         raise StateUnavailable(

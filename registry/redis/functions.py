@@ -21,7 +21,8 @@ from registry.redis.store import RedisStore, change_script, feed_entry, ordered
 # the fence against a concurrent writer. An empty head or version deletes.
 # KEYS feed functions versions last-versions
 # ARGV length name old-head old-last new-head new-last kind change (version-field version)*
-_SWAP = change_script("""
+_SWAP = change_script(
+    """
 if (redis.call('HGET', KEYS[2], ARGV[2]) or '') ~= ARGV[3] then return 0 end
 if (redis.call('HGET', KEYS[4], ARGV[2]) or '0') ~= ARGV[4] then return 0 end
 if ARGV[5] == '' then
@@ -39,7 +40,9 @@ for i = 9, #ARGV, 2 do
 end
 publish(ARGV[7], ARGV[8])
 return 1
-""")
+""",
+    when_full=False,
+)
 
 
 class RedisFunctions(RedisStore):

@@ -143,6 +143,7 @@ class RedisLedger(RedisStore):
                 repr(float(interval.to_at)),
                 repr(float(interval.from_at)),
             ],
+            replicated=True,
         )
         return bool(added)
 
@@ -179,6 +180,7 @@ class RedisLedger(RedisStore):
             _ADD_UNSUMMED,
             [keys.LOST_CALLS, keys.LOST_CALLS_BY_END],
             [lost.id, encode(lost), repr(float(lost.ended_at))],
+            replicated=True,
         )
         return bool(added)
 

@@ -13,6 +13,7 @@ from registry.records.api_key import SpendPeriod
 from registry.records.quota import DAY_S, UNITS, spend_field
 from registry.records.usage import RequestRecord, voided
 from registry.redis.connections import ConnectionPool, LuaScript
+from registry.redis.store import WRITE_WHEN_FULL
 
 # Add and count each record with a new id; a repetition changes nothing. A key's tokens are counted while it
 # has a token limit (registry/redis/quota.py creates the field), its cost always. A sum that overflows stays
@@ -45,13 +46,16 @@ return redis.status_reply(table.concat(added))
 """)
 # Replace the record ARGV[2] by ARGV[3] and subtract its cost from the sums.
 # KEYS records spend day; ARGV id record instead minus-cost sums-field spend-field*
-_VOID_REQUEST = LuaScript("""
+_VOID_REQUEST = LuaScript(
+    WRITE_WHEN_FULL
+    + """
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 for i = 6, #ARGV do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[4]) end
 redis.call('HINCRBY', KEYS[3], ARGV[5], ARGV[4])
 return 1
-""")
+"""
+)
 _KEYS = (keys.REQUESTS, keys.REQUESTS_BY_END, keys.USAGE_DAYS, keys.REQUESTS_BY_CLIENT_ID)
 _NEW = ord("1")
 MAX_BATCH_RECORDS = 64
@@ -100,6 +104,7 @@ class LedgerWriter:
                 _sum_fields(record.function, record.tenant)[COLUMNS.index("cost_nanos")],
                 *(spend_field(period, record.ended_at) for period in SpendPeriod),
             ],
+            replicated=True,
         )
         return bool(done)
 
@@ -113,7 +118,9 @@ class LedgerWriter:
                 if not batch:
                     continue
                 try:
-                    added = await self._redis.script(_ADD_REQUESTS, _KEYS, [one.packed for one in batch])
+                    added = await self._redis.script(
+                        _ADD_REQUESTS, _KEYS, [one.packed for one in batch], replicated=True
+                    )
                 except Exception as error:  # passed on: each caller raises it, none waits for ever
                     for one in batch:
                         _settle(one.added, error)

@@ -21,7 +21,10 @@ from registry.records.instance import TRANSITIONS, InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.redis.connections import LuaScript
-from registry.redis.store import RedisStore, change_script, feed_entry, ordered, redis_ttl_ms
+from registry.redis.store import WRITE_WHEN_FULL, RedisStore, change_script, feed_entry, ordered, redis_ttl_ms
+
+# KEYS epochs; ARGV node
+_NEXT_EPOCH = LuaScript(WRITE_WHEN_FULL + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)")
 
 # Heartbeat, fenced by the node's latest epoch. A record of another epoch is that of a former process: it is
 # published as gone and its instances are dropped. The instances of a new or expired node are published again,
@@ -94,11 +97,14 @@ return 1
 """)
 
 # A scale request enters the feed once per token. KEYS feed scale; ARGV length change ttl-s
-_ASK_SCALE = change_script("""
+_ASK_SCALE = change_script(
+    """
 if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
 publish('ScaleRequested', ARGV[2])
 return 1
-""")
+""",
+    when_full=False,
+)
 
 # The whole state at one point of the feed. Ids of expired records are removed on the way.
 # No time to live is longer than its initial one, even if the clock of Redis was set back since.
@@ -154,7 +160,7 @@ class RedisNodes(RedisStore):
     """Nodes, instances, load reports and the snapshot."""
 
     async def next_node_epoch(self, node: str) -> int:
-        return int(await self._redis.call("HINCRBY", keys.EPOCHS, node, 1))
+        return int(await self._redis.script(_NEXT_EPOCH, [keys.EPOCHS], [node]))
 
     async def put_node(self, record: NodeRecord, ttl_s: float) -> bool:
         done = await self._change(

@@ -16,7 +16,7 @@ from registry.records.quota import (
     spend_field,
 )
 from registry.redis.connections import LuaScript
-from registry.redis.store import RedisStore, redis_ttl_ms
+from registry.redis.store import WRITE_WHEN_FULL, RedisStore, redis_ttl_ms
 
 # Check the limits (`registry.records.quota.judge`); count an admitted request and store its lease. A
 # repetition finds its lease and counts nothing. Leases of dead gateways expire by their scores. A bucket
@@ -89,14 +89,17 @@ return 1
 """)
 
 # KEYS leases*; ARGV ttl-ms lease*
-_RENEW = LuaScript("""
+_RENEW = LuaScript(
+    WRITE_WHEN_FULL
+    + """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for i, leases in ipairs(KEYS) do
   redis.call('ZADD', leases, now + ARGV[1], ARGV[i + 1])
   redis.call('PEXPIRE', leases, ARGV[1])
 end
-""")
+"""
+)
 
 # Leases of one script call.
 _BATCH = 1000

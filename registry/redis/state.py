@@ -4,6 +4,7 @@ The other modules of this package hold its parts. Each change is one Lua script 
 records are JSON; reads that span keys are scripts too.
 """
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -35,6 +36,13 @@ return 1
 """)
 
 
+# Replace the configuration unless another gateway did. KEYS cluster; ARGV before after
+_RAISE_SCHEMA = LuaScript("""
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
+return 1
+""")
+
+
 class RedisState(
     RedisFunctions,
     RedisNodes,
@@ -53,12 +61,24 @@ class RedisState(
         cls,
         url: str,
         *,
+        password: str = "",
+        wait_replicas: int = 0,
         max_connections: int = 16,
         timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
     ) -> Self:
-        """Return the state at `redis://`, `rediss://` or `unix:///path`; connections are opened on demand."""
-        connections = ConnectionPool(url, limit=max_connections, timeout_s=timeout_s)
+        """Return the state at a URL; connections are opened on demand.
+
+        URLs are `redis://`, `rediss://`, `unix:///path` and `redis+sentinel://host:port,…/name`. A ledger
+        record counts as written once `wait_replicas` replicas have it.
+        """
+        connections = ConnectionPool(
+            url,
+            password=password,
+            wait_replicas=wait_replicas,
+            limit=max_connections,
+            timeout_s=timeout_s,
+        )
         return cls(connections, feed_length=feed_length)
 
     def __repr__(self) -> str:
@@ -73,12 +93,18 @@ class RedisState(
         await self.aclose()
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
-        if default is not None:
-            await self._redis.call("SET", keys.CLUSTER, encode(default), "NX")
         raw = await self._redis.call("GET", keys.CLUSTER)
+        if raw is None and default is not None:
+            await self._redis.call("SET", keys.CLUSTER, encode(default), "NX")
+            raw = await self._redis.call("GET", keys.CLUSTER)
         if raw is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
-        return decode(ClusterConfig, raw, keys.CLUSTER)
+        config = decode(ClusterConfig, raw, keys.CLUSTER)
+        if default is not None and config.schema < default.schema:
+            raised = encode(replace(config, schema=default.schema))
+            await self._redis.script(_RAISE_SCHEMA, [keys.CLUSTER], [raw, raised])
+            return await self.cluster_config()
+        return config.check_readable()
 
     async def put_key(self, key: ApiKey) -> None:
         await self._redis.call("HSET", keys.API_KEYS, key.id, encode(key))
@@ -108,7 +134,8 @@ class RedisState(
         return raw
 
     async def ping(self) -> None:
-        await self._redis.call("PING")
+        # A write that changes nothing, refused where writes are: full memory, full disk, a replica.
+        await self._redis.call("SETRANGE", keys.PROBE, 0, "")
 
     async def aclose(self) -> None:
         await self._redis.aclose()

@@ -20,9 +20,14 @@ end
 """
 
 
-def change_script(source: str) -> LuaScript:
+# A full Redis refuses a script at its first write, unless that is a deletion. State of bounded size is
+# written even then: otherwise nodes and the controller would lose their leases, and running calls with them.
+WRITE_WHEN_FULL = f"redis.call('DEL', '{keys.PROBE}')\n"
+
+
+def change_script(source: str, *, when_full: bool = True) -> LuaScript:
     """Return a script for `RedisStore._change`: `publish(kind, body)` appends to the feed KEYS[1]."""
-    return LuaScript(_PUBLISH + source)
+    return LuaScript((WRITE_WHEN_FULL if when_full else "") + _PUBLISH + source)
 
 
 class RedisStore:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from registry.config.secrets import new_api_key
-from registry.errors import InvalidRecord, NotFound
+from registry.errors import InvalidRecord, NewerSchema, NotFound
 from registry.records.api_key import KeyRole
 from registry.records.change import (
     Change,
@@ -18,7 +18,7 @@ from registry.records.change import (
     VersionLoad,
 )
 from registry.records.function import Scaling
-from registry.state import ClusterConfig, State
+from registry.state import SCHEMA, ClusterConfig, State
 from tests.fixtures.registry_records import draft, instance, node
 from tests.fixtures.state import FEED_LENGTH, after
 
@@ -30,6 +30,18 @@ async def test_the_cluster_is_configured_once(state: State):
     assert await state.cluster_config(first) == first
     assert await state.cluster_config(replace(first, cluster_id="c2")) == first
     assert await state.cluster_config() == first
+
+
+async def test_the_records_of_a_later_release_are_refused(state: State):
+    first = ClusterConfig(cluster_id="c1", store_url="file:///s", schema=SCHEMA)
+    assert await state.cluster_config(first) == first
+    later = replace(first, schema=SCHEMA + 1)
+    with pytest.raises(NewerSchema, match=f"schema {SCHEMA + 1}.*upgrade this process"):
+        await state.cluster_config(later)  # what the first gateway of that release does
+    with pytest.raises(NewerSchema):
+        await state.cluster_config()
+    with pytest.raises(NewerSchema):
+        await state.cluster_config(first)
 
 
 async def test_versions_are_numbered_and_roll_back(state: State):

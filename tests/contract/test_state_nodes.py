@@ -1,11 +1,13 @@
 """What every State promises of who is there: nodes and their instances, gateways' demand, leases."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from registry.errors import StaleEpoch
 from registry.records.change import InstanceChanged, LoadReport, NodeGone, NodeUp, ScaleTarget, VersionLoad
+from registry.records.fence import Fence
 from registry.records.instance import InstanceState
 from registry.state import State
 from tests.fixtures.registry_records import instance, node
@@ -139,12 +141,31 @@ async def test_a_lease_has_one_holder_and_a_growing_epoch(state: State):
     await state.release_lease("controller", "a")
     second = await state.acquire_lease("controller", "b", 60)
     assert second is not None and second > first
-    assert await state.acquire_lease("other", "b", 60) == 1
+    assert second.incarnation == first.incarnation
+    other = await state.acquire_lease("other", "b", 60)
+    assert other == Fence(first.incarnation, 1)
+
+
+async def test_a_state_older_than_what_was_seen_gets_a_new_incarnation(state: State):
+    first = await state.acquire_lease("controller", "a", 60)
+    assert first is not None
+    seen = replace(first, epoch=7)  # by a node, before the state was restored from a backup
+    assert await state.acquire_lease("controller", "b", 60, beyond=seen) is None  # does not hold it
+    second = await state.acquire_lease("controller", "a", 60, beyond=seen)
+    assert second is not None and second > seen and second.incarnation > first.incarnation
+    assert second.epoch == 8  # records that only have an epoch stay in order
+    assert await state.acquire_lease("controller", "a", 60, beyond=second) == second
+    assert await state.acquire_lease("controller", "a", 60) == second
+    await state.release_lease("controller", "a")
+    later = Fence("e" * 20, 3)  # whatever the clock shows
+    third = await state.acquire_lease("controller", "b", 60, beyond=later)
+    assert third is not None and third > later
 
 
 async def test_one_of_many_gets_the_lease(state: State):
     tries = [state.acquire_lease("controller", f"g{index}", 60) for index in range(50)]
-    assert sorted(await asyncio.gather(*tries), key=str) == [1, *[None] * 49]
+    (fence,) = [one for one in await asyncio.gather(*tries) if one is not None]
+    assert fence.epoch == 1
 
 
 async def test_a_lease_runs_out(lapsing_state: tuple[State, Lapse]):

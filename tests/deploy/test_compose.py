@@ -92,7 +92,8 @@ SCHEMA = _object(
                 ),
                 deploy=_object(
                     resources=_object(
-                        reservations=_object(devices={"type": "array", "items": _DEVICE, "minItems": 1})
+                        limits=_object(memory=_TEXT),
+                        reservations=_object(devices={"type": "array", "items": _DEVICE, "minItems": 1}),
                     )
                 ),
             )
@@ -164,6 +165,8 @@ def test_redis_keeps_its_data() -> None:
     redis = services()["redis"]
     command = redis["command"]
     assert command[command.index("--appendonly") + 1] == "yes"
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert "--maxmemory" in command and redis["deploy"]["resources"]["limits"]["memory"]
     assert "redis:/data" in redis["volumes"]
     assert "ports" not in redis and redis["networks"] == ["backend"]
     assert compose()["networks"]["backend"] == {"internal": True}

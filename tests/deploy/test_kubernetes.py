@@ -230,6 +230,9 @@ def test_redis_keeps_its_data() -> None:
     (container,) = (c for _, _, c in containers() if c["name"] == "redis")
     args = container["args"]
     assert args[args.index("--appendonly") + 1] == "yes"
+    assert args[args.index("--maxmemory-policy") + 1] == "noeviction"
+    limit = container["resources"]["limits"]["memory"]
+    assert limit == "2Gi" and args[args.index("--maxmemory") + 1] == "1400mb"
     data = args[args.index("--dir") + 1]
     assert_mounted(container, data)
     assert objects("StatefulSet")["redis"]["spec"]["serviceName"] in objects("Service")

@@ -18,6 +18,7 @@ from registry.errors import StateUnavailable
 from registry.memory.state import MemoryState
 from registry.messages.node import RequestUsage
 from registry.records.change import Change, Snapshot
+from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import FunctionVersion, Scaling
 from registry.records.instance import InstanceState
 from registry.records.node import NodeRecord, Tier
@@ -272,9 +273,11 @@ class AwayState(MemoryState):
         if self.gone.is_set():
             raise StateUnavailable("away")
 
-    async def acquire_lease(self, name: str, holder: str, ttl_s: float) -> int | None:
+    async def acquire_lease(
+        self, name: str, holder: str, ttl_s: float, *, beyond: Fence = NO_FENCE
+    ) -> Fence | None:
         self._check()
-        return await super().acquire_lease(name, holder, ttl_s)
+        return await super().acquire_lease(name, holder, ttl_s, beyond=beyond)
 
     async def snapshot(self) -> Snapshot:
         self._check()

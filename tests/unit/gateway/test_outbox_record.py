@@ -47,7 +47,8 @@ async def wired(folder: Path) -> AsyncIterator[tuple[RedisServer, Wire, RedisSta
     async with RedisServer(folder) as server:
         wire = Wire(server.url.removeprefix("unix://"))
         listener = await asyncio.start_unix_server(wire.serve, folder / "wire")
-        async with listener, RedisState.connect(f"unix://{folder / 'wire'}") as state:
+        connected = RedisState.connect(f"unix://{folder / 'wire'}", password=server.password)
+        async with listener, connected as state:
             yield server, wire, state
 
 

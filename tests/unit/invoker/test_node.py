@@ -1,6 +1,7 @@
 """A node from outside: starts from every tier, the work it does, its life cycle."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from registry.messages.node import (
     TailLogs,
     WarmImage,
 )
+from registry.records.fence import Fence
 from registry.records.instance import InstanceState
 from registry.records.node import Tier
 from tests.fixtures.fake_engine import continuation
@@ -160,6 +162,28 @@ async def test_a_repeated_start_joins_the_first(tmp_path: Path) -> None:
         with pytest.raises(RemoteError) as raised:
             await node.ask(start_request("i1", image, function="g"))
         assert raised.value.code == "bad_request"
+
+
+async def test_starts_of_an_earlier_controller_are_refused(tmp_path: Path) -> None:
+    image = make_image("a", SIZE)
+    async with one_node(tmp_path, image) as (_, node):
+        names = (f"i{number}" for number in count())
+
+        async def obeys(incarnation: str, epoch: int) -> bool:
+            fence = {"controller_incarnation": incarnation, "controller_epoch": epoch}
+            try:
+                await node.ask(start_request(next(names), image, **fence))
+            except RemoteError as error:
+                assert error.code == "bad_request" and "replaced by a newer one" in error.message
+                return False
+            return True
+
+        assert await obeys("", 7)  # of an earlier release
+        assert await obeys("1", 7)
+        assert not await obeys("1", 6) and not await obeys("", 6)
+        assert await obeys("2", 1)  # Redis lost its state
+        assert not await obeys("1", 8)  # the controller of the lost state
+        assert (await node.record()).controller == Fence("2", 1)
 
 
 async def test_tokens_come_in_order_and_usage_adds_up(tmp_path: Path) -> None:

@@ -90,10 +90,10 @@ def test_the_server_on_the_path_is_preferred_unless_too_old(tmp_path: Path, monk
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     script(tmp_path / "redis-server", "echo 'Redis server v=7.2.4 sha=0 bits=64'")
     assert find_redis_server() == tmp_path / "redis-server"
-    script(tmp_path / "redis-server", "echo 'Redis server v=4.0.9 sha=0 bits=64'")
+    script(tmp_path / "redis-server", "echo 'Redis server v=5.0.14 sha=0 bits=64'")
     bundled = find_redis_server()
     assert bundled != tmp_path / "redis-server"
-    assert redis_version(bundled) >= (5,)
+    assert redis_version(bundled) >= (6,)
 
 
 def test_versions_are_read_from_what_the_program_tells(tmp_path: Path):
@@ -103,9 +103,10 @@ def test_versions_are_read_from_what_the_program_tells(tmp_path: Path):
 
 
 def test_the_configuration_says_how_durable_it_is(tmp_path: Path):
-    embedded = EmbeddedRedis(tmp_path, appendfsync="always")
+    embedded = EmbeddedRedis(tmp_path, appendfsync="always", max_memory_bytes=64 << 20)
     embedded.prepare()
     _, config = embedded.command()
     text = Path(config).read_text()
+    assert "maxmemory 67108864\nmaxmemory-policy noeviction\n" in text
     for line in ("appendonly yes", "appendfsync always", "port 0", 'save ""', "unixsocketperm 700"):
         assert f"{line}\n" in text

@@ -11,6 +11,7 @@ from invoker.publisher import Publisher
 from registry.clock import FakeClock
 from registry.memory.state import MemoryState
 from registry.records.change import InstanceChanged
+from registry.records.fence import Fence
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
 from registry.records.usage import InstanceInterval, LostCall
@@ -49,7 +50,8 @@ async def test_a_leader_stays_leader_when_the_clock_is_set(step_s: float):
     assert await state.acquire_lease("controller", "other", 2.5) is None
     clock.advance(2.5)
     assert leadership.epoch is None  # it depends on the time that has passed
-    assert await state.acquire_lease("controller", "other", 2.5) == 2
+    other = await state.acquire_lease("controller", "other", 2.5)
+    assert other is not None and other.epoch == 2
     leading.cancel()
     await asyncio.wait([leading])
 
@@ -67,7 +69,7 @@ class LateRedis(ConnectionPool):
         if self._beat == b"1":
             self._clock.advance(self._late_s)
             self._beat = b"2"
-        return 2 if args[3] == self._beat else self._beat
+        return [b"1", 2] if args[3] == self._beat else self._beat
 
 
 async def test_a_lease_is_not_taken_over_for_an_answer_that_came_late():
@@ -77,7 +79,7 @@ async def test_a_lease_is_not_taken_over_for_an_answer_that_came_late():
     clock.advance(2.4)
     assert await leases.acquire_lease("controller", "b", 2.5) is None
     clock.advance(0.1)
-    assert await leases.acquire_lease("controller", "b", 2.5) == 2
+    assert await leases.acquire_lease("controller", "b", 2.5) == Fence("1", 2)
 
 
 async def test_a_node_tells_its_instances_anew_when_the_state_has_lost_them():

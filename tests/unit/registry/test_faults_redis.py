@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,12 +113,12 @@ async def test_a_lease_passes_on_although_the_clock_of_redis_was_set_back(tmp_pa
             for _ in range(10):
                 assert await heir.acquire_lease("controller", "heir", 600) is None
                 clock.advance(60)
-            epoch = await heir.acquire_lease("controller", "heir", 600)
-            assert epoch == first + 1
+            fence = await heir.acquire_lease("controller", "heir", 600)
+            assert fence == replace(first, epoch=first.epoch + 1)
             async with RedisState(ConnectionPool(server.url), clock=clock) as other:
                 for _ in range(20):  # who renews is not taken over
                     assert await other.acquire_lease("controller", "third", 600) is None
-                    assert await heir.acquire_lease("controller", "heir", 600) == epoch
+                    assert await heir.acquire_lease("controller", "heir", 600) == fence
                     clock.advance(60)
 
 
