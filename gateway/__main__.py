@@ -22,6 +22,7 @@ from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
 from registry.accounting.prices import ensure_default_rates
+from registry.archive.archive import LedgerArchive
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
 from registry.errors import RegistryError, StateUnavailable
@@ -72,6 +73,8 @@ async def run(settings: GatewaySettings) -> None:
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(RedisState.connect(settings.redis_url))
         await prepare(settings, state, store)
+        archive = LedgerArchive.open(state, store, clock)
+        stack.push_async_callback(archive.aclose)
         control = await stack.enter_async_context(
             make_control(
                 state=state,
@@ -80,6 +83,7 @@ async def run(settings: GatewaySettings) -> None:
                 gateway_id=gateway_id,
                 clock=clock,
                 settings=ControlSettings(cast_plan=settings.cast_plan, link_bytes_s=settings.link_bytes_s),
+                archiver=archive.archiver,
             )
         )
         services = make_services(
@@ -89,14 +93,21 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
-            biller=Biller(state, HealthCheck(state), clock, control.settlement.add),
+            biller=Biller(archive.ledger, HealthCheck(state), clock, control.settlement.add),
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)
         control.state_cache.subscribe_ready(services.metrics.note_start)
         control.state_cache.cast_tracker.subscribe(services.metrics.note_cast)
-        collector = BlobCollector(store, state, clock, holder=gateway_id, grace_s=settings.blob_grace_s)
-        server = GatewayServer(make_app(services, collector), services.limiter, settings)
+        collector = BlobCollector(
+            store,
+            state,
+            clock,
+            holder=gateway_id,
+            grace_s=settings.blob_grace_s,
+            also_used=archive.digests,
+        )
+        server = GatewayServer(make_app(services, collector, archive), services.limiter, settings)
         await services.health.probe(rates=True)
         await control.ready.wait()
         await _serve(server, services, collector)
