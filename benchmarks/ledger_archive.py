@@ -124,14 +124,16 @@ def rows_of(day: int, requests: int) -> Iterator[Row]:
 
 
 async def write_day(ledger: Ledger, day: int, requests: int) -> Counter[str]:
-    """Write a day's rows; return the sums of its requests."""
+    """Write a day's rows, unless an interrupted run did; return the sums of its requests."""
     sums: Counter[str] = Counter()
+    closed = day * DAY_S < (await ledger.state.archive_index()).closed
     waiting: list[Awaitable[bool]] = []
     for row in rows_of(day, requests):
         if isinstance(row, RequestRecord):
             sums.update(dict(zip(COLUMNS, amounts_of(row), strict=True)))
-            waiting.append(ledger.state.add_request(row))
-        else:
+            if not closed:
+                waiting.append(ledger.state.add_request(row))
+        elif not closed:
             waiting.append(ledger.state.add_interval(row))
         if len(waiting) >= WRITTEN_AT_ONCE:
             await asyncio.gather(*waiting)
@@ -164,16 +166,15 @@ async def one_day(ledger: Ledger, day: int, requests: int) -> Record:
     sums = await write_day(ledger, day, requests)
     written_s = time.perf_counter()
     full_bytes = await ledger.redis_bytes()
-    rows = nbytes = 0
     async with longest_lag() as lag:
-        async for step in ledger.archive.archiver.archive(float((day + 1) * DAY_S)):
-            if step.file is not None:
-                rows, nbytes = rows + step.file.rows, nbytes + step.file.nbytes
+        async for _ in ledger.archive.archiver.archive(float((day + 1) * DAY_S)):
+            pass
+    files = [file for file in (await ledger.archive.ledger.index()).files if file.day == day]
     return {
         "day": day,
         "sums": dict(sums),
-        "rows": rows,
-        "archive_bytes": nbytes,
+        "rows": sum(file.rows for file in files),
+        "archive_bytes": sum(file.nbytes for file in files),
         "write_s": written_s - began_s,
         "archive_s": time.perf_counter() - written_s,
         "loop_lag_s": lag[0],
