@@ -58,8 +58,11 @@ Tally: TypeAlias = tuple[tuple[str | int, ...], Sequence[int]]
 class UsageChunk(Protocol):
     """Some of the records that match a filter."""
 
-    async def tally(self, by: Sequence[str]) -> Sequence[Tally]:
-        """Return sums by some fields (`registry.accounting.usage_chunks.FIELDS`); a group may repeat."""
+    def tally(self, by: Sequence[str], *, counts: bool = False) -> AsyncIterator[Sequence[Tally]]:
+        """Yield sums by some fields (`registry.accounting.usage_chunks.FIELDS`); a group may repeat.
+
+        With `counts` the numbers of records alone.
+        """
         ...
 
 

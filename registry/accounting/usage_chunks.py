@@ -51,8 +51,8 @@ class RecordChunk:
 
     records: Sequence[RequestRecord]
 
-    async def tally(self, by: Sequence[str]) -> Sequence[Tally]:
-        return list(tally_records(self.records, by))
+    async def tally(self, by: Sequence[str], *, counts: bool = False) -> AsyncIterator[Sequence[Tally]]:
+        yield list(tally_records(self.records, by))
 
 
 def tally_records(records: Iterable[RequestRecord], by: Sequence[str]) -> Iterable[Tally]:
@@ -71,8 +71,8 @@ async def record_chunks(ledger: Ledger, where: UsageFilter) -> AsyncIterator[Usa
 async def add_chunks(totals: UsageTotals, chunks: AsyncIterator[UsageChunk]) -> None:
     """Add records to totals by function and tenant."""
     async for chunk in chunks:
-        tallies = await chunk.tally(("function", "tenant"))
-        await add_tallies(totals.add_all, tallies)
+        async for tallies in chunk.tally(("function", "tenant")):
+            await add_tallies(totals.add_all, tallies)
 
 
 async def add_tallies(add: Callable[[Sequence[Tally]], None], tallies: Sequence[Tally]) -> None:

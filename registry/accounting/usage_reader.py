@@ -44,7 +44,8 @@ async def grouped(
     sums = GroupedSums(by)
     async for chunk in ledger.usage_chunks(where):
         columns = by if key is None else (*by, "key")
-        await add_tallies(partial(sums.add_tallies, key=key), await chunk.tally(columns))
+        async for tallies in chunk.tally(columns):
+            await add_tallies(partial(sums.add_tallies, key=key), tallies)
     return await asyncio.to_thread(sums.rows)
 
 
@@ -53,8 +54,8 @@ async def summary(ledger: Ledger, where: UsageFilter) -> list[SummaryRow]:
     found = PeriodSums(await ledger.rates())
     async for chunk in ledger.usage_chunks(where):
         for name in found.COUNTED:
-            tallies = await chunk.tally((*found.GROUP, name))
-            await add_tallies(partial(found.add_tallies, name), tallies)
+            async for tallies in chunk.tally((*found.GROUP, name), counts=name != "status"):
+                await add_tallies(partial(found.add_tallies, name), tallies)
     return await asyncio.to_thread(found.rows)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 from registry.accounting.row_order import LedgerKind
@@ -18,7 +19,7 @@ from registry.records.archive import ArchiveFile
 MAX_OPEN_FILES = 8
 MAX_GROUPS = 16
 MAX_INDEXED_ROWS = 3_000_000  # 12 bytes each
-BATCH_ROWS = 65_536
+BATCH_ROWS = 262_144
 
 T = TypeVar("T")
 
@@ -104,10 +105,10 @@ class ArchiveCaches:
 
     def open(self, file: ArchiveFile) -> Any:
         """Return the Parquet file. Raises NotFound, StoreError."""
-        return self._files.get(file.digest, lambda: self._open(file.digest))
+        return self._files.get(file.digest, lambda: self._open(file))
 
-    def _open(self, digest: str) -> Any:
-        blob = pa.PythonFile(BlobFile(self._store.open_blob(digest)), mode="r")
+    def _open(self, file: ArchiveFile) -> Any:
+        blob = pa.PythonFile(BlobFile(self._store.open_blob(file.digest)), mode="r")
         return parquet.ParquetFile(blob, pre_buffer=True)
 
     def group(self, file: ArchiveFile, number: int) -> Any:
@@ -129,6 +130,15 @@ class ArchiveCaches:
         batches = self.open(file).iter_batches(BATCH_ROWS, columns=list(columns), use_threads=False)
         for batch in batches:
             yield pa.Table.from_batches([batch])
+
+    def scan(self, file: ArchiveFile, column: str, ids: Iterable[str]) -> list[int]:
+        """Return the rows that have one of a few ids."""
+        found, first, wanted = list[int](), 0, pa.array(sorted(ids))
+        for table in self.batches(file, [column]):
+            here = np.flatnonzero(pc.is_in(table[column], value_set=wanted).to_numpy())
+            found += [first + int(row) for row in here]
+            first += table.num_rows
+        return found
 
     def index(self, file: ArchiveFile, column: str) -> IdIndex:
         """Return the index by an id."""

@@ -3,7 +3,7 @@
 Imports pyarrow, which takes 40 MB of memory: import this where it is first used.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -33,7 +33,7 @@ _PERIODS = {"hour": (HOUR_S, hour_text), "day": (DAY_S, day_text)}
 _SUMMED = ("prompt_tokens", "completion_tokens", "billed_gpu_ms")
 # Costs are added in two halves, so that no sum overflows.
 _HIGH = 32
-_SUMS = ("count", *_SUMMED, "high", "low")
+_TALLIES = 10_000
 
 
 @cache
@@ -86,15 +86,13 @@ def names_columns(kind: LedgerKind) -> list[str]:
     return ["id"] if kind is LedgerKind.LOST else ["request_id", "client_request_id", "ended_at"]
 
 
-def tally_columns(by: Iterable[str]) -> list[str]:
+def tally_columns(by: Iterable[str], *, counts: bool) -> list[str]:
     """Return the columns that `grouped` and a filter read."""
-    return sorted(
-        {*(_COLUMNS.get(name, name) for name in by)}
-        | {"ended_at", "function", "tenant", "cost_nanos", *_SUMMED}
-    )
+    summed = () if counts else ("cost_nanos", *_SUMMED)
+    return sorted({*(_COLUMNS.get(name, name) for name in by), "ended_at", "function", "tenant", *summed})
 
 
-def grouped(table: Any, by: Sequence[str]) -> Any:
+def grouped(table: Any, by: Sequence[str], *, counts: bool) -> Any:
     """Return the sums of requests by some fields of a report: these as `by NAME`, then the sums."""
     columns = {}
     for name in by:
@@ -103,39 +101,41 @@ def grouped(table: Any, by: Sequence[str]) -> Any:
             columns[name] = pa.array(np.floor_divide(ends, _PERIODS[name][0]).astype(np.int64))
         else:
             columns[name] = table[_COLUMNS.get(name, name)]
-    cost = table["cost_nanos"]
-    halves = pc.shift_right(cost, _HIGH), pc.bit_wise_and(cost, (1 << _HIGH) - 1)
-    ones = pa.array(np.ones(table.num_rows, np.int64))
-    return _added(
-        pa.table(
-            [*columns.values(), ones, *(table[name] for name in _SUMMED), *halves],
-            names=[*(f"by {name}" for name in columns), *_SUMS],
-        )
-    )
+    names, sums = [f"by {name}" for name in columns], {"count": pa.array(np.ones(table.num_rows, np.int64))}
+    if not counts:
+        cost = table["cost_nanos"]
+        sums |= {name: table[name] for name in _SUMMED}
+        sums |= {"high": pc.shift_right(cost, _HIGH), "low": pc.bit_wise_and(cost, (1 << _HIGH) - 1)}
+    return _added(pa.table([*columns.values(), *sums.values()], names=[*names, *sums]))
 
 
 def regrouped(tables: Sequence[Any]) -> Any:
     """Return the sums of several tables of sums."""
-    return _added(pa.concat_tables(tables))
+    return tables[0] if len(tables) == 1 else _added(pa.concat_tables(tables))
 
 
 def _added(table: Any) -> Any:
     names = [name for name in table.column_names if name.startswith("by ")]
-    sums = table.group_by(names, use_threads=False).aggregate([(name, "sum") for name in _SUMS])
-    return sums.select([*names, *(f"{name}_sum" for name in _SUMS)]).rename_columns([*names, *_SUMS])
+    summed = [name for name in table.column_names if name not in names]
+    sums = table.group_by(names, use_threads=False).aggregate([(name, "sum") for name in summed])
+    return sums.select([*names, *(f"{name}_sum" for name in summed)]).rename_columns([*names, *summed])
 
 
-def tallies(sums: Any, by: Sequence[str]) -> list[Tally]:
-    """Return a table of sums as a report adds them up."""
-    found = sums.to_pydict()
-    values = []
-    for name in by:
-        text = _PERIODS[name][1] if name in _PERIODS else None
-        values.append([text(value) for value in found[f"by {name}"]] if text else found[f"by {name}"])
-    costs = [(high << _HIGH) + low for high, low in zip(found["high"], found["low"], strict=True)]
-    amounts = zip(found["count"], *(found[name] for name in _SUMMED), costs, strict=True)
-    groups = zip(*values, strict=True) if values else [()] * len(costs)
-    return list(zip(groups, amounts, strict=True))
+def tallies(sums: Any, by: Sequence[str]) -> Iterator[list[Tally]]:
+    """Yield a table of sums as a report adds them up, some at a time: a conversion holds the interpreter."""
+    for start in range(0, sums.num_rows, _TALLIES):
+        found = sums.slice(start, _TALLIES).to_pydict()
+        values = []
+        for name in by:
+            text = _PERIODS[name][1] if name in _PERIODS else None
+            values.append([text(value) for value in found[f"by {name}"]] if text else found[f"by {name}"])
+        amounts = [found["count"]]
+        if "high" in found:
+            halves = zip(found["high"], found["low"], strict=True)
+            costs = [(high << _HIGH) + low for high, low in halves]
+            amounts += [*(found[name] for name in _SUMMED), costs]
+        groups = zip(*values, strict=True) if values else [()] * len(found["count"])
+        yield list(zip(groups, zip(*amounts, strict=True), strict=True))
 
 
 def matching(table: Any, where: UsageFilter) -> Any:

@@ -79,8 +79,8 @@ class TenantEraser:
                 after = position_of(page.rows[-1])
 
     async def _count(self, file: ArchiveFile, tenant: str) -> int:
-        tallies = await self._files.tally([file], UsageFilter(tenant=tenant), ())
-        return sum(amounts[0] for _, amounts in tallies)
+        tallies = self._files.tally([file], UsageFilter(tenant=tenant), (), counts=True)
+        return sum([amounts[0] async for some in tallies for _, amounts in some])
 
     async def _in_file(self, lease: ArchiveLease, file: ArchiveFile, tenant: str, alias: str) -> None:
         def change(table: Any) -> Any:

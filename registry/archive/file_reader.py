@@ -19,7 +19,6 @@ from registry.archive.columns import (
     part_counts,
     regrouped,
     rows_of,
-    tallies,
     tally_columns,
 )
 from registry.codec import encode
@@ -29,10 +28,12 @@ from registry.keys import client_request
 from registry.records.archive import ArchiveFile
 from registry.records.usage import RequestRecord
 from registry.redis.ledger_archive import RowNames
-from registry.state import Tally, UsageFilter
+from registry.state import UsageFilter
 
 PAGE_PARTS = 2000  # limit of the parts of a page's rows, except the last
 _SLICE = 128
+MERGED_ROWS = 500_000  # of tables of sums
+SCANNED_IDS = 8  # so few are not worth an index
 _MODULUS = 1 << 64
 
 
@@ -96,7 +97,10 @@ class FileReader:
     def find(self, file: ArchiveFile, column: str, ids: Iterable[str]) -> list[RequestRecord]:
         """Return the requests that have one of these ids in a column."""
         wanted = set(ids)
-        rows = self._caches.index(file, column).rows_of(wanted)
+        if len(wanted) <= SCANNED_IDS:
+            rows = self._caches.scan(file, column, wanted)
+        else:
+            rows = self._caches.index(file, column).rows_of(wanted)
         found: list[RequestRecord] = []
         first = 0
         metadata = self._caches.open(file).metadata
@@ -142,17 +146,16 @@ class FileReader:
     def _named(file: ArchiveFile) -> list[str]:
         return names_columns(LedgerKind(file.kind))
 
-    def tally(self, files: Sequence[ArchiveFile], where: UsageFilter, by: Sequence[str]) -> list[Tally]:
-        """Return sums of the requests that match."""
-        sums: Any = None
-        for file in files:
-            parts = [] if sums is None else [sums]
-            for table in self._caches.batches(file, tally_columns(by)):
-                rows = matching(table, where)
-                if rows.num_rows:
-                    parts.append(grouped(rows, by))
-            sums = regrouped(parts) if parts else None
-        return [] if sums is None else tallies(sums, by)
+    def add_sums(
+        self, sums: list[Any], file: ArchiveFile, where: UsageFilter, by: Sequence[str], *, counts: bool
+    ) -> None:
+        """Add tables of sums of the requests that match to `sums`, merged where they are large."""
+        for table in self._caches.batches(file, tally_columns(by, counts=counts)):
+            rows = matching(table, where)
+            if rows.num_rows:
+                sums.append(grouped(rows, by, counts=counts))
+        if len(sums) > 1 and sum(table.num_rows for table in sums) > MERGED_ROWS:
+            sums[:] = [regrouped(sums)]
 
     def check(self, file: ArchiveFile) -> None:
         """Compare the stored file with its entry. Raises CorruptImage."""

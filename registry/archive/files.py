@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,9 +60,29 @@ class ArchiveFiles:
         """Return the positions of those rows that the files have. Raises NotFound."""
         return await self._run(lambda: self._reader.known(files, rows))
 
-    async def tally(self, files: Sequence[ArchiveFile], where: UsageFilter, by: Sequence[str]) -> list[Tally]:
-        """Return sums of the requests that match. Raises NotFound."""
-        return await self._run(lambda: self._reader.tally(files, where, by))
+    async def tally(
+        self, files: Sequence[ArchiveFile], where: UsageFilter, by: Sequence[str], *, counts: bool = False
+    ) -> AsyncIterator[list[Tally]]:
+        """Yield sums of the requests that match. Raises NotFound."""
+        sums: list[Any] = []
+        for file in files:  # so that others' reads need not wait for all
+            await self._run(partial(self._add_sums, sums, file, where, by, counts))
+        if not sums:
+            return
+
+        def add_up() -> Iterator[list[Tally]]:
+            from registry.archive.columns import regrouped, tallies  # pyarrow: 40 MB
+
+            return tallies(regrouped(sums), by)
+
+        found = await self._run(add_up)
+        while (some := await self._run(lambda: next(found, None))) is not None:
+            yield some
+
+    def _add_sums(
+        self, sums: list[Any], file: ArchiveFile, where: UsageFilter, by: Sequence[str], counts: bool
+    ) -> None:
+        self._reader.add_sums(sums, file, where, by, counts=counts)
 
     async def names(self, file: ArchiveFile, count: int) -> AsyncIterator[list[RowNames]]:
         """Yield the names of all rows in Redis, `count` at a time."""
