@@ -369,7 +369,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.ArchiveUsage,
         empty_body=True,
         others=(LINES,),
-        failures=(400, 409, 507),
+        failures=(409, 422, 507),
     ),
     Operation(
         "post",
@@ -378,7 +378,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "Delete a tenant's data from all records; the sums stay",
         body=admin.DeleteUsage,
         others=(LINES,),
-        failures=(400, 409, 507),
+        failures=(409, 422, 507),
     ),
     _open("/", lambda to: to.system.index, "What this service is", answers.ServiceIndex),
     _open("/livez", lambda to: to.system.livez, "Liveness", answers.Liveness),
