@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -76,6 +77,24 @@ def byte_meter(label: str, total: int) -> Iterator[Meter]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield _Bar(progress, label, total)
+
+
+@contextmanager
+def row_meter(label: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of rows while the block runs; it gets a function of the rows done and all of them."""
+    if not sys.stderr.isatty():
+        line = StageLine()
+        yield lambda done, total: line.show(label, done / max(1, total))
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 class StageLine:

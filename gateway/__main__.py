@@ -25,6 +25,7 @@ from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
 from rdmacast.aio.loop_lag import watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
+from registry.archive.archive import LedgerArchive
 from registry.clock import SystemClock
 from registry.config.secrets import load_or_create_admin_key
 from registry.errors import NewerSchema, RegistryError, StateUnavailable
@@ -95,6 +96,8 @@ async def run(settings: GatewaySettings) -> None:
         )
         config = await prepare(settings, state, store)
         health = HealthCheck(state, partial(fill, settings, state, config))
+        archive = LedgerArchive.open(state, store, clock)
+        stack.push_async_callback(archive.aclose)
         control = await stack.enter_async_context(
             make_control(
                 state=state,
@@ -103,6 +106,7 @@ async def run(settings: GatewaySettings) -> None:
                 gateway_id=gateway_id,
                 clock=clock,
                 settings=ControlSettings(cast_plan=settings.cast_plan, link_bytes_s=settings.link_bytes_s),
+                archiver=archive.archiver,
             )
         )
         services = make_services(
@@ -112,14 +116,21 @@ async def run(settings: GatewaySettings) -> None:
             dispatcher=control.dispatcher,
             cluster=control.cluster,
             clock=clock,
-            biller=Biller(state, health, clock, control.settlement.add),
+            biller=Biller(archive.ledger, health, clock, control.settlement.add),
             metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
         )
         stack.push_async_callback(services.aclose)
         control.state_cache.subscribe_ready(services.metrics.note_start)
         control.state_cache.cast_tracker.subscribe(services.metrics.note_cast)
-        collector = BlobCollector(store, state, clock, holder=gateway_id, grace_s=settings.blob_grace_s)
-        server = GatewayServer(make_app(services, collector), services.limiter, settings)
+        collector = BlobCollector(
+            store,
+            state,
+            clock,
+            holder=gateway_id,
+            grace_s=settings.blob_grace_s,
+            also_used=archive.digests,
+        )
+        server = GatewayServer(make_app(services, collector, archive), services.limiter, settings)
         await services.health.probe(rates=True)
         await control.ready.wait()
         await _serve(server, services, collector)

@@ -2,6 +2,7 @@
 
 - `accounting`: usage reports, prices, exports and reconciliation
 - `aio`: asyncio helpers
+- `archive`: closed days of the usage ledger as Parquet files, read together with Redis
 - `channel`: the gateway-invoker channel
 - `clock`: time as a parameter
 - `codec`: records to JSON and back

@@ -39,6 +39,10 @@
 | `hc:lost` | hash | id -> LostCall |
 | `hc:lost-by-end` | sorted set | the same ids by `ended_at` |
 | `hc:rates` | hash | rate id -> Rate |
+| `hc:archive` | hash | SHA-256 of a blob -> ArchiveFile, the rows of which are being removed here |
+| `hc:archive-state` | hash | `serial` of the last change of `hc:archive`, `epoch` of its last writer, |
+| | | `closed`: requests that ended before are added by that writer alone, |
+| | | `alias <tenant>` -> pseudonym of a tenant that is being deleted |
 """
 
 CLUSTER = "hc:cluster"
@@ -77,6 +81,8 @@ INTERVALS_BY_START = "hc:intervals-by-start"
 LOST_CALLS = "hc:lost"
 LOST_CALLS_BY_END = "hc:lost-by-end"
 RATES = "hc:rates"
+ARCHIVE = "hc:archive"
+ARCHIVE_STATE = "hc:archive-state"
 
 # Approximate length of the feed: a watcher that is further behind takes a new snapshot.
 FEED_LENGTH = 10_000

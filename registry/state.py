@@ -7,7 +7,7 @@ every write is idempotent. A cancelled call leaves no half-read connection.
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from registry.errors import NewerSchema
 from registry.records.api_key import ApiKey, SpendPeriod
@@ -68,6 +68,21 @@ class UsageRow:
     completion_tokens: int
     billed_gpu_ms: int
     cost_nanos: int
+
+
+Tally: TypeAlias = tuple[tuple[str | int, ...], Sequence[int]]
+"""Values of some fields, and what the records that have them add to the sums of a UsageRow, in its order."""
+
+
+class UsageChunk(Protocol):
+    """Some of the records that match a filter."""
+
+    def tally(self, by: Sequence[str], *, counts: bool = False) -> AsyncIterator[Sequence[Tally]]:
+        """Yield sums by some fields (`registry.accounting.usage_chunks.FIELDS`); a group may repeat.
+
+        With `counts` the numbers of records alone.
+        """
+        ...
 
 
 class ClusterState(Protocol):
@@ -264,8 +279,17 @@ class Ledger(Protocol):
         """Return records in order of `ended_at`, and the cursor of the next page ("" at the end)."""
         ...
 
-    async def requests_by_id(self, request_ids: Sequence[str]) -> list[RequestRecord]:
-        """Return the records with these ids that exist, in no particular order."""
+    def usage_chunks(self, where: UsageFilter) -> AsyncIterator[UsageChunk]:
+        """Yield the matching records in chunks that can be added up. Raises InvalidRecord for too many."""
+        ...
+
+    async def requests_by_id(
+        self, request_ids: Sequence[str], *, since: float | None = None, until: float | None = None
+    ) -> list[RequestRecord]:
+        """Return the records with these ids that exist, in no particular order.
+
+        Records that did not end in `[since, until)` may be missing.
+        """
         ...
 
     async def report(self, where: UsageFilter) -> list[UsageRow]:

@@ -15,7 +15,7 @@ from cli.output import emit_record, emit_rows
 from cli.progress import note
 from cli.tables import Column, Row
 from cli.values import NANOS, money
-from registry.accounting.usage_groups import HOUR_S
+from registry.accounting.usage_chunks import HOUR_S
 from registry.records.usage import PriceRate
 
 FIELDS = (*(field.name for field in fields(PriceRate)), "applies")

@@ -1,6 +1,9 @@
 """`usage`: use and cost, from the ledger."""
 
+import json
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,10 @@ from typing import Any
 import click
 
 from cli.client import Client, segment
-from cli.errors import CliError
+from cli.errors import CliError, UsageError
 from cli.options import (
     DURATION,
+    MOMENT,
     client_options,
     output_option,
     period_options,
@@ -19,6 +23,7 @@ from cli.options import (
     time_options,
 )
 from cli.output import emit_record, emit_report, emit_rows, write, write_fields
+from cli.progress import note, row_meter, waiting
 from cli.tables import Column, Row, coloured, colours_wanted
 from cli.values import money, utc_ms
 from registry.accounting.usage_groups import DEFAULT_BY, PROPERTIES, SummaryRow
@@ -85,6 +90,14 @@ NODE_CHECK_COLUMNS = (
     Column(field="node", shrink=8),
     Column(field="verdict", state=True, shown=_verdict),
     Column(field="why", shrink=10, drop=1),
+)
+
+ARCHIVE_COLUMNS = (
+    Column(field="day"),
+    Column(field="kind"),
+    Column(field="rows", numeric=True),
+    Column(field="bytes", numeric=True),
+    Column(field="digest", wide=True),
 )
 
 
@@ -246,6 +259,80 @@ def checked(client: Client, parameters: dict[str, object], until_s: float) -> di
         if found["verdict"] in ("exact", "unproven") or left_s <= 0:
             return found
         time.sleep(min(CHECK_PAUSE_S, left_s))
+
+
+@usage_command.command("archive")
+@click.option("--before", type=MOMENT, help="Only days (UTC) that ended by then.  [default: all closed days]")
+@click.option("--list", "listed", is_flag=True, help="Archive nothing: show the files of the archive.")
+@output_option
+@client_options
+def archive(before: float | None, listed: bool, form: str, client: Client) -> None:
+    """Move closed days of the ledger from Redis to the archive, as the gateway does every day.
+
+    A day is closed an hour after its end (UTC). Its records, GPU intervals and lost calls become Parquet
+    files in the store; sums stay in Redis, and all reports read both. It may be interrupted and repeated.
+
+    \b
+    Examples:
+      hypercast usage archive
+      hypercast usage archive --before 2026-11-01
+      hypercast usage archive --list -o csv
+    """
+    if listed:
+        files = client.json("GET", "/admin/usage/archive")["files"]
+    else:
+        files = []
+        with row_meter("archiving rows") as meter:
+            for event in events(client, "/admin/usage/archive", query(before=before)):
+                if "total" in event:
+                    meter(event["moved"], event["total"])
+                if "file" in event:
+                    files.append(event["file"])
+        note(f"{sum(file['rows'] for file in files)} rows archived")
+    emit_rows(files, ARCHIVE_COLUMNS, [column.field for column in ARCHIVE_COLUMNS], form)
+
+
+@usage_command.command("delete")
+@click.option("--tenant", required=True, help="The tenant to delete.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@output_option
+@client_options
+def delete(tenant: str, yes: bool, form: str, client: Client) -> None:
+    """Delete a tenant's data from the ledger, in Redis and the archive; all sums stay.
+
+    Its requests get a random alias in place of the tenant and its key ids, and lose the ids that its clients
+    gave them. The tenant's keys must be revoked first. It cannot be undone; it may be repeated.
+
+    \b
+    Examples:
+      hypercast usage delete --tenant acme
+      hypercast usage delete --tenant acme --yes -o json
+    """
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"cannot ask for confirmation without a terminal: add --yes to delete {tenant}")
+    if not yes and not click.confirm(f"Delete all data of tenant {tenant} from the ledger?", err=True):
+        raise click.Abort
+    done: dict[str, Any] = {}
+    with waiting(f"deleting {tenant}"):
+        for event in events(client, "/admin/usage/delete", {"tenant": tenant}):
+            done = event
+    note(f"{tenant} is deleted from {done['changed']} requests")
+    record = {"tenant": tenant, "alias": done["alias"], "requests": done["changed"]}
+    if form in ("json", "csv"):
+        emit_record(record, form)
+
+
+def events(client: Client, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a stream that ends with `done`. Raises CliError for its `error` line."""
+    event: dict[str, Any] = {}
+    with client.stream("POST", path, json=body) as response:
+        for text in response.iter_lines():
+            event = json.loads(text) if text.strip() else {}
+            if "error" in event:
+                raise CliError(event["error"]["message"])
+            yield event
+    if not event.get("done"):
+        raise CliError("the gateway ended before it was done: repeat the command")
 
 
 def totals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The ASGI application and its handlers.
 
+- `admin_archive`: the archive of the usage ledger, and deletion by tenant
 - `admin_cluster`: scale, warm, drop, logs, nodes, instances, casts
 - `admin_functions`: functions
 - `admin_keys`: API keys and prices

@@ -42,7 +42,7 @@ from registry.accounting.usage_report import COLUMNS, bounded, parse_by, split_d
 from registry.errors import NotFound
 from registry.records.api_key import KeyRole
 from registry.records.usage import RequestRecord
-from registry.state import UsageFilter
+from registry.state import Ledger, UsageFilter
 
 _MEDIA = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -52,13 +52,19 @@ Row = Mapping[str, Any]
 class UsageRoutes:
     """The handlers of usage reports; those that read many records run one at a time."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, archived: Ledger | None = None) -> None:
         self._services = services
+        self._archived = archived
         self._reads = BoundedReads()
+
+    @property
+    def _ledger(self) -> Ledger:
+        """The whole ledger, where this gateway has an archive."""
+        return self._services.state if self._archived is None else self._archived
 
     async def report(self, request: Request) -> UsageReport | Response:
         """Sum requests over `[since, until)` (Unix seconds) by function and tenant, or other properties."""
-        where, state = bounded(_where(request)), self._services.state
+        where, ledger = bounded(_where(request)), self._ledger
         by = parse_by(GROUP_BY.read(request) or ",".join(usage_groups.DEFAULT_BY), usage_groups.PROPERTIES)
         key = OF_KEY.read(request)
         columns = (*by, *COLUMNS)
@@ -66,13 +72,13 @@ class UsageRoutes:
         if by == usage_groups.DEFAULT_BY and key is None:
             if split_days(where.since, where.until).edges:
                 async with self._read_slot(request):
-                    sums = await state.report(where)
+                    sums = await ledger.report(where)
             else:
-                sums = await state.report(where)
+                sums = await ledger.report(where)
             rows = [msgspec.to_builtins(row) for row in sums]
         else:
             async with self._read_slot(request):
-                rows = await usage_reader.grouped(state, where, by, key=key)
+                rows = await usage_reader.grouped(ledger, where, by, key=key)
         form = _format(request)
         if form != "json":
             return await _table(form, rows, columns)
@@ -83,7 +89,7 @@ class UsageRoutes:
         """Sum a period's requests by status, time and cost, for each function and tenant."""
         where = _where(request)
         async with self._read_slot(request):
-            rows = await usage_reader.summary(self._services.state, where)
+            rows = await usage_reader.summary(self._ledger, where)
         return UsageSummary(rows=rows)
 
     async def gpu_time(self, request: Request) -> GpuTimeReport | Response:
@@ -92,7 +98,7 @@ class UsageRoutes:
         grouped_by = gpu_report.PROPERTIES if by is None else parse_by(by, gpu_report.PROPERTIES)
         step_s = gpu_report.RESOLUTIONS_S.get(RESOLUTION.read(request) or "", 0)
         async with self._read_slot(request):
-            found = await usage_reader.gpu_time(self._services.state, where, grouped_by, step_s=step_s)
+            found = await usage_reader.gpu_time(self._ledger, where, grouped_by, step_s=step_s)
         columns = [
             name for name in gpu_report.COLUMNS if name in grouped_by or name not in gpu_report.PROPERTIES
         ]
@@ -107,7 +113,7 @@ class UsageRoutes:
         """Audit the ledger: compare metered GPU time with the usage of records, for each instance."""
         async with self._read_slot(request):
             found = await usage_reader.reconcile_ledger(
-                self._services.state, self._live, since=SINCE.read(request), until=UNTIL.read(request)
+                self._ledger, self._live, since=SINCE.read(request), until=UNTIL.read(request)
             )
         instances = [
             view(InstanceAudit, one) for one in found.instances if one.verdict is not BalanceVerdict.EXACT
@@ -123,20 +129,28 @@ class UsageRoutes:
 
     async def show(self, request: Request) -> RequestRecord:
         """Show one request's record, by its own id or the last one with this id of its client."""
-        state, request_id = self._services.state, request.path_params["request_id"]
-        caller = request_context(request.scope).caller
-        found = await state.requests_by_id([request_id]) or await state.requests_by_client_id(request_id)
-        # Another tenant's record must look absent.
-        visible = [record for record in found if may_see_tenant(caller, record.tenant)]
-        if not visible:
+        request_id = request.path_params["request_id"]
+        found = await _visible(request, self._services.state, request_id)
+        if found is None and self._archived is not None:
+            async with self._read_slot(request):  # all files may have to be read
+                found = await _visible(request, self._archived, request_id)
+        if found is None:
             raise NotFound(f"no request {request_id}")
-        return visible[-1]
+        return found
 
     def _read_slot(self, request: Request) -> AbstractAsyncContextManager[None]:
         return self._reads.slot(request_context(request.scope).caller.tenant, request.scope)
 
     def _live(self) -> dict[str, str]:
         return {one.instance_id: one.node for one in self._services.cluster.view().instances}
+
+
+async def _visible(request: Request, ledger: Ledger, request_id: str) -> RequestRecord | None:
+    """Return a record that the caller may see: another tenant's must look absent."""
+    caller = request_context(request.scope).caller
+    found = await ledger.requests_by_id([request_id]) or await ledger.requests_by_client_id(request_id)
+    visible = [record for record in found if may_see_tenant(caller, record.tenant)]
+    return visible[-1] if visible else None
 
 
 def _where(request: Request) -> UsageFilter:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from gateway.api.admin_archive import ArchiveRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
@@ -18,14 +19,19 @@ from gateway.requests.middleware import RequestMiddleware
 from gateway.requests.routing import Router
 from gateway.requests.services import Services
 from gateway.schemas.document import document
+from registry.archive.archive import LedgerArchive
 
 
-def make_app(services: Services, collector: BlobCollector) -> RequestMiddleware:
+def make_app(
+    services: Services, collector: BlobCollector, archive: LedgerArchive | None = None
+) -> RequestMiddleware:
     """Return the ASGI application of one gateway."""
-    return RequestMiddleware(Router(OPERATIONS, make_handlers(services, collector)), services)
+    return RequestMiddleware(Router(OPERATIONS, make_handlers(services, collector, archive)), services)
 
 
-def make_handlers(services: Services, collector: BlobCollector) -> Handlers:
+def make_handlers(
+    services: Services, collector: BlobCollector, archive: LedgerArchive | None = None
+) -> Handlers:
     """Return the handlers of one gateway."""
     generate, embed = GenerateRoutes(services), EmbeddingRoutes(services)
     return Handlers(
@@ -38,5 +44,6 @@ def make_handlers(services: Services, collector: BlobCollector) -> Handlers:
         admin=FunctionAdmin(services, collector),
         cluster=ClusterAdmin(services),
         keys=KeyAdmin(services),
-        usage=UsageRoutes(services),
+        usage=UsageRoutes(services, None if archive is None else archive.ledger),
+        archive=ArchiveRoutes(services, archive),
     )

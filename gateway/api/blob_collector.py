@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from gateway.core.errors import Unavailable
@@ -32,17 +32,25 @@ class BlobCollector:
 
     So a version never names a blob that is being deleted. Blobs of a deleted function are removed at once,
     unless a deploy named them within `grace_s`. Blobs that were never used, and unfinished uploads, are
-    removed after `grace_s`.
+    removed after `grace_s`. `also_used` returns digests that are in use elsewhere.
     """
 
     def __init__(
-        self, blobs: Blobs, state: ClusterState, clock: Clock, *, holder: str, grace_s: float
+        self,
+        blobs: Blobs,
+        state: ClusterState,
+        clock: Clock,
+        *,
+        holder: str,
+        grace_s: float,
+        also_used: Callable[[], Awaitable[frozenset[str]]] | None = None,
     ) -> None:
         self._blobs = blobs
         self._state = state
         self._clock = clock
         self._holder = holder
         self._grace_s = grace_s
+        self._also_used = also_used
         self._pinned: dict[str, list[float]] = {}
         self._unused_since: dict[str, float] = {}
         self._local = asyncio.Lock()
@@ -143,4 +151,5 @@ class BlobCollector:
                 _log.warning("sweep of unused blobs failed, retried in an hour: %s", error)
 
     async def _used(self) -> frozenset[str]:
-        return frozenset[str]().union(*map(blobs_of, await self._state.versions()))
+        others = frozenset[str]() if self._also_used is None else await self._also_used()
+        return others.union(*map(blobs_of, await self._state.versions()))

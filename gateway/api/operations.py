@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.api.admin_archive import ArchiveRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
@@ -48,6 +49,7 @@ class Handlers:
     cluster: ClusterAdmin
     keys: KeyAdmin
     usage: UsageRoutes
+    archive: ArchiveRoutes
 
 
 Select = Callable[[Handlers], Handler]
@@ -351,6 +353,32 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=RequiredKey.KEY,
         parameters=(p.REQUEST_ID,),
         failures=(404,),
+    ),
+    Operation(
+        "get",
+        "/admin/usage/archive",
+        lambda to: to.archive.files,
+        "The files of the ledger's archive",
+        answers.ArchiveList,
+    ),
+    Operation(
+        "post",
+        "/admin/usage/archive",
+        lambda to: to.archive.archive,
+        "Move closed days of the ledger from Redis to the archive",
+        body=admin.ArchiveUsage,
+        empty_body=True,
+        others=(LINES,),
+        failures=(409, 422, 507),
+    ),
+    Operation(
+        "post",
+        "/admin/usage/delete",
+        lambda to: to.archive.delete,
+        "Delete a tenant's data from all records; the sums stay",
+        body=admin.DeleteUsage,
+        others=(LINES,),
+        failures=(409, 422, 507),
     ),
     _open("/", lambda to: to.system.index, "What this service is", answers.ServiceIndex),
     _open("/livez", lambda to: to.system.livez, "Liveness", answers.Liveness),

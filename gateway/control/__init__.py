@@ -4,6 +4,7 @@
 - `cluster_operations`: operator requests: scale, warm, drop, logs
 - `context`: grouped dependencies of the control side
 - `controller`: plans and executes actions while it holds the lease
+- `daily_archive`: archives the ledger's closed days while it holds the lease
 - `leadership`: the controller lease
 - `node_calls`: calls to nodes other than requests
 """

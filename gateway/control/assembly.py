@@ -20,6 +20,7 @@ from gateway.cluster.sync import ClusterStateSync
 from gateway.control.cluster_operations import ClusterControl
 from gateway.control.context import LocalLoad, Planners
 from gateway.control.controller import Controller
+from gateway.control.daily_archive import DailyArchive
 from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
@@ -37,6 +38,7 @@ from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.planning.replicator import Replicator
+from registry.archive.archiver import LedgerArchiver
 from registry.clock import Clock, SystemClock
 from registry.images.store import Blobs
 from registry.state import ClusterState
@@ -124,14 +126,16 @@ async def make_control(
     clock: Clock | None = None,
     settings: ControlSettings | None = None,
     policy: ScalerPolicy | None = None,
+    archiver: LedgerArchiver | None = None,
 ) -> AsyncIterator[Control]:
     """Open the control side; its tasks run until the context is left.
 
     Leaving cancels calls in progress: `drain` first. `dial` comes from `gateway.cluster.dialer.channel_dial`.
+    The gateway that leads runs `archiver` once a day.
     """
     settings = settings or ControlSettings()
     cluster = _make_cluster(state, clock or SystemClock(), settings)
-    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget())
+    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget(), archiver)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
@@ -173,6 +177,7 @@ def _assemble(
     gateway_id: str,
     settings: ControlSettings,
     policy: ScalerPolicy,
+    archiver: LedgerArchiver | None,
 ) -> _Parts:
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
     admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
@@ -204,8 +209,11 @@ def _assemble(
         _controller=controller,
         _admission=admission,
     )
-    running = (cluster.sync, channels, loads, leadership, planners.live, moves, controller, settlement)
-    return _Parts(control=control, running=running, loads=loads)
+    running: list[_Running] = [cluster.sync, channels, loads, leadership, planners.live, moves, controller]
+    running.append(settlement)
+    if archiver is not None:
+        running.append(DailyArchive(archiver, leadership))
+    return _Parts(control=control, running=tuple(running), loads=loads)
 
 
 def _make_planners(

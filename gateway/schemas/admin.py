@@ -148,6 +148,16 @@ class PatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return dataclasses.replace(key, **given)
 
 
+class ArchiveUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which days to archive: those (UTC) that ended by `before`, in Unix seconds; null: all closed ones."""
+
+    before: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+
+
+class DeleteUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tenant: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
 class CreateRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A price, which is immutable: of a GPU type's rates the greatest id is in force."""
 

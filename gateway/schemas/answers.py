@@ -192,6 +192,20 @@ class UsageSummary(msgspec.Struct, frozen=True, kw_only=True):
     rows: Sequence[SummaryRow]
 
 
+class ArchivedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of the ledger of one day (UTC), as a Parquet file in the store, named by its SHA-256."""
+
+    day: str
+    kind: str
+    rows: Count
+    bytes: Count
+    digest: str
+
+
+class ArchiveList(msgspec.Struct, frozen=True, kw_only=True):
+    files: Sequence[ArchivedFile]
+
+
 class GpuTimeRow(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"from_at": "from", "to_at": "to"}
 ):

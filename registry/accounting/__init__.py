@@ -7,7 +7,9 @@
 - `presence`: the time during which a node held an instance
 - `prices`: the default price table
 - `reconciliation`: the comparison of metered busy time with recorded usage
+- `row_order`: the order of rows, and positions in it
 - `tables`: rows as CSV and Parquet
+- `usage_chunks`: chunks of records that are added up by any field
 - `usage_groups`: sums over request records by any property
 - `usage_reader`: reports over a ledger
 - `usage_report`: sums over request records by function, tenant and day

@@ -3,22 +3,28 @@
 import asyncio
 import math
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from registry.accounting.gpu_shares import recorded_us, request_id_of
-from registry.accounting.usage_report import by_end, matches, overlaps
+from registry.accounting.row_order import LedgerKind, Position, Row, position_at, position_of
+from registry.accounting.usage_report import bounded, by_end, matches, overlaps
 from registry.errors import InvalidRecord
+from registry.records.quota import DAY_S
 from registry.records.usage import InstanceInterval, LostCall, RequestRecord
 from registry.state import Ledger, UsageFilter
 
 # A page is decoded and added up without a break: few enough records not to delay other requests.
 PAGE = 200
+MAX_PAGE = 1000  # rows that are read at once
 MAX_RECORDS = 2_000_000
 MAX_INTERVALS = 1_000_000
 MAX_CALLS = 4_000_000
 MAX_LOST = 200_000
+# A request ends at most this long before a node meters a call of it (by the node's clock), and after it.
+SKEW_S = 3600.0
+LONGEST_REQUEST_S = 2.0 * DAY_S
 
 
 async def each_request(
@@ -29,6 +35,15 @@ async def each_request(
     Raises InvalidRecord where the span of time holds more than `max_records` records of all tenants: all must
     be read.
     """
+    async for page in request_pages(ledger, where, max_records=max_records):
+        for record in page:
+            yield record
+
+
+async def request_pages(
+    ledger: Ledger, where: UsageFilter, *, max_records: int = MAX_RECORDS
+) -> AsyncIterator[list[RequestRecord]]:
+    """Yield the same in pages."""
     span = replace(where, function=None, tenant=None)
     cursor, count, half_ends_at = "", 0, -math.inf
     while True:
@@ -38,12 +53,32 @@ async def each_request(
             raise too_many(max_records, "requests", half_ends_at, where.since)
         if count <= max_records // 2 and page:
             half_ends_at = page[-1].ended_at
-        for record in page:
-            if matches(where, record):
-                yield record
+        yield [record for record in page if matches(where, record)]
         if not cursor:
             return
         await asyncio.sleep(0)
+
+
+async def page_of_requests(
+    page_after: Callable[[LedgerKind, Position, int], Awaitable[Sequence[Row]]],
+    where: UsageFilter,
+    limit: int,
+    cursor: str,
+) -> tuple[list[RequestRecord], str]:
+    """Return `limit` records that match, and the cursor of the next ones, from pages of all records."""
+    where = bounded(where)
+    after, found = position_at(cursor, where.since), list[RequestRecord]()
+    while rows := await page_after(LedgerKind.REQUESTS, after, min(MAX_PAGE, limit + 1)):
+        for row in rows:
+            assert isinstance(row, RequestRecord)
+            if where.until is not None and row.ended_at >= where.until:
+                return found, ""
+            if matches(where, row):
+                if len(found) == limit:
+                    return found, position_of(found[-1]).cursor
+                found.append(row)
+        after = position_of(rows[-1])
+    return found, ""
 
 
 async def interval_pages(
@@ -124,12 +159,21 @@ def too_many(max_records: int, what: str, half_ends_at: float, since: float | No
 
 
 async def records_of(
-    ledger: Ledger, calls: Collection[tuple[str, str]]
+    ledger: Ledger,
+    calls: Collection[tuple[str, str]],
+    *,
+    since: float | None = None,
+    until: float | None = None,
 ) -> dict[tuple[str, str], RequestRecord]:
-    """Return the records of calls, by call and instance; calls in flight have none."""
+    """Return the records of calls that ran in `[since, until)`, by call and instance.
+
+    Calls in flight have none.
+    """
+    since = None if since is None else since - SKEW_S
+    until = None if until is None else until + LONGEST_REQUEST_S
     found: dict[tuple[str, str], RequestRecord] = {}
     names = {call: request_id_of(call[0]) for call in calls}
-    records = {one.request_id: one for one in await _by_id(ledger, sorted(set(names.values())))}
+    records = {one.request_id: one for one in await _by_id(ledger, sorted(set(names.values())), since, until)}
     for call, name in names.items():
         record = records.get(name)
         if record is not None and recorded_us(record, *call):
@@ -137,10 +181,12 @@ async def records_of(
     return found
 
 
-async def _by_id(ledger: Ledger, names: Sequence[str]) -> list[RequestRecord]:
+async def _by_id(
+    ledger: Ledger, names: Sequence[str], since: float | None, until: float | None
+) -> list[RequestRecord]:
     found: list[RequestRecord] = []
     for start in range(0, len(names), PAGE):
-        found += await ledger.requests_by_id(names[start : start + PAGE])
+        found += await ledger.requests_by_id(names[start : start + PAGE], since=since, until=until)
         await asyncio.sleep(0)
     return found
 

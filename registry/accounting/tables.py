@@ -5,8 +5,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from registry.errors import InvalidRecord
-
 Row = Mapping[str, Any]
 
 # Columns that hold a moment in Unix seconds.
@@ -23,17 +21,10 @@ def to_csv(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def to_parquet(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
-    """Return one compressed table. Columns of numbers are int64, moments UTC timestamps, others strings.
+    """Return one compressed table. Columns of numbers are int64, moments UTC timestamps, others strings."""
+    import pyarrow  # 40 MB of memory
+    from pyarrow import parquet
 
-    Raises InvalidRecord where pyarrow is not installed.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InvalidRecord(
-            "Parquet needs pyarrow: install the extra, pip install 'hypercast[parquet]'"
-        ) from None
     arrays = []
     for column in columns:
         values = [row.get(column) for row in rows]

@@ -1,40 +1,21 @@
 """Sums over request records by any of their properties, and summaries of a period. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from operator import add
 
-from registry.accounting.usage_report import COLUMNS, DAY_S, amounts_of, day_of
+from registry.accounting.usage_chunks import FIELDS, Value, tally_records
+from registry.accounting.usage_report import COLUMNS
 from registry.errors import InvalidRecord
 from registry.records.usage import PriceRate, RequestRecord, RequestStatus
+from registry.state import Tally
 
-HOUR_S = 3600
 DEFAULT_BY = ("function", "tenant")
+PROPERTIES = ("function", "tenant", "key", "node", "version", "status", "start_kind", "hour", "day")
+assert set(PROPERTIES) < FIELDS.keys()
 # Rows of one report: a finer grouping needs a narrower span of time.
 MAX_ROWS = 20_000
-
-Value = str | int
-
-
-def _utc(at: float, form: str) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime(form)
-
-
-# A day or an hour is that of `ended_at`, in UTC.
-_PROPERTIES: Mapping[str, Callable[[RequestRecord], Value]] = {
-    "function": lambda record: record.function,
-    "tenant": lambda record: record.tenant,
-    "key": lambda record: record.key_id,
-    "node": lambda record: record.node,
-    "version": lambda record: record.version,
-    "status": lambda record: record.status.value,
-    "start_kind": lambda record: record.start_kind,
-    "hour": lambda record: _utc(record.ended_at // HOUR_S * HOUR_S, "%Y-%m-%dT%H:00Z"),
-    "day": lambda record: _utc(day_of(record.ended_at) * DAY_S, "%Y-%m-%d"),
-}
-PROPERTIES = tuple(_PROPERTIES)
 
 
 class GroupedSums:
@@ -46,13 +27,24 @@ class GroupedSums:
 
     def add(self, record: RequestRecord) -> None:
         """Add a record. Raises InvalidRecord where there would be too many rows."""
-        group = tuple(_PROPERTIES[name](record) for name in self._by)
-        sums = self._sums.get(group)
-        if sums is None:
-            if len(self._sums) == MAX_ROWS:
-                raise InvalidRecord(f"more than {MAX_ROWS} rows: narrow the time or group by less")
-            sums = self._sums[group] = [0] * len(COLUMNS)
-        sums[:] = map(add, sums, amounts_of(record))
+        self.add_tallies(tally_records((record,), self._by))
+
+    def add_tallies(self, tallies: Iterable[Tally], *, key: str | None = None) -> None:
+        """Add the amounts of groups; with `key`, of groups that end with a key id, those with this one.
+
+        Raises InvalidRecord where there would be too many rows.
+        """
+        for group, amounts in tallies:
+            if key is not None:
+                if group[-1] != key:
+                    continue
+                group = group[:-1]
+            sums = self._sums.get(group)
+            if sums is None:
+                if len(self._sums) == MAX_ROWS:
+                    raise InvalidRecord(f"more than {MAX_ROWS} rows: narrow the time or group by less")
+                sums = self._sums[group] = [0] * len(COLUMNS)
+            sums[:] = map(add, sums, amounts)
 
     def rows(self) -> list[dict[str, Value]]:
         """Return the rows so far, in order of their groups: the properties, then COLUMNS."""
@@ -83,20 +75,17 @@ class SummaryRow:
 
 @dataclass(slots=True)
 class _Period:
-    statuses: Counter[RequestStatus] = field(default_factory=Counter)
-    queue_ms: Counter[int] = field(default_factory=Counter)
-    exec_ms: Counter[int] = field(default_factory=Counter)
+    status: Counter[Value] = field(default_factory=Counter)
+    queue_ms: Counter[Value] = field(default_factory=Counter)
+    exec_ms: Counter[Value] = field(default_factory=Counter)
     sums: list[int] = field(default_factory=lambda: [0] * len(COLUMNS))
-
-    def add(self, record: RequestRecord) -> None:
-        self.statuses[record.status] += 1
-        self.queue_ms[record.queue_ms] += 1
-        self.exec_ms[record.exec_ms] += 1
-        self.sums[:] = map(add, self.sums, amounts_of(record))
 
 
 class PeriodSums:
     """The summary of a period: by function, tenant and the currency of the rates."""
+
+    GROUP = ("function", "tenant", "rate_id")
+    COUNTED = ("status", "queue_ms", "exec_ms")
 
     def __init__(self, rates: Iterable[PriceRate]) -> None:
         self._currencies = {rate.id: rate.currency for rate in rates}
@@ -104,13 +93,21 @@ class PeriodSums:
 
     def add(self, record: RequestRecord) -> None:
         """Add a record."""
-        # A record without a rate cost nothing, so that it has no currency of its own.
-        currency = self._currencies.get(record.rate_id, "USD")
-        group = record.function, record.tenant, currency
-        period = self._periods.get(group)
-        if period is None:
-            period = self._periods[group] = _Period()
-        period.add(record)
+        for name in self.COUNTED:
+            self.add_tallies(name, tally_records((record,), (*self.GROUP, name)))
+
+    def add_tallies(self, name: str, tallies: Iterable[Tally]) -> None:
+        """Add what records add to sums by GROUP and one of COUNTED; all of these are needed."""
+        for (function, tenant, rate_id, value), amounts in tallies:
+            # A record without a rate cost nothing, so that it has no currency of its own.
+            group = str(function), str(tenant), self._currencies.get(str(rate_id), "USD")
+            period = self._periods.get(group)
+            if period is None:
+                period = self._periods[group] = _Period()
+            counts: Counter[Value] = getattr(period, name)
+            counts[value] += amounts[0]
+            if name == "status":
+                period.sums[:] = map(add, period.sums, amounts)
 
     def rows(self) -> list[SummaryRow]:
         """Return the rows so far, in order of function and tenant."""
@@ -119,9 +116,9 @@ class PeriodSums:
                 function=function,
                 tenant=tenant,
                 **dict(zip(COLUMNS, period.sums, strict=True)),
-                ok=period.statuses[RequestStatus.OK],
-                failed=period.statuses[RequestStatus.FAILED],
-                cancelled=period.statuses[RequestStatus.CANCELLED],
+                ok=period.status[RequestStatus.OK],
+                failed=period.status[RequestStatus.FAILED],
+                cancelled=period.status[RequestStatus.CANCELLED],
                 queue_p50_ms=percentile(period.queue_ms, 50),
                 queue_p95_ms=percentile(period.queue_ms, 95),
                 exec_p50_ms=percentile(period.exec_ms, 50),
@@ -132,10 +129,10 @@ class PeriodSums:
         ]
 
 
-def percentile(counts: Mapping[int, int], share: int) -> int:
+def percentile(counts: Mapping[Value, int], share: int) -> int:
     """Return the smallest value that is not below `share` per cent of the values (0 if there are none)."""
     rank = -(-sum(counts.values()) * share // 100)
-    for value in sorted(counts):
+    for value in sorted(map(int, counts)):
         rank -= counts[value]
         if rank <= 0:
             return value

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from registry.accounting import gpu_report
 from registry.accounting.gpu_report import GpuRow, GpuTime, lost_by_call
@@ -25,8 +26,10 @@ from registry.accounting.reconciliation import (
     Reconciliation,
     micros,
 )
+from registry.accounting.usage_chunks import add_tallies
 from registry.accounting.usage_groups import GroupedSums, PeriodSums, SummaryRow, Value
 from registry.accounting.usage_report import LONGEST_INTERVAL_S
+from registry.records.usage import InstanceInterval
 from registry.state import Ledger, UsageFilter
 
 # A reconciliation keeps each of them, about half a kilobyte.
@@ -39,18 +42,21 @@ async def grouped(
 ) -> list[dict[str, Value]]:
     """Return sums by any properties; with `key`, of the requests of one API key. Raises InvalidRecord."""
     sums = GroupedSums(by)
-    async for record in each_request(ledger, where):
-        if key in (None, record.key_id):
-            sums.add(record)
-    return sums.rows()
+    async for chunk in ledger.usage_chunks(where):
+        columns = by if key is None else (*by, "key")
+        async for tallies in chunk.tally(columns):
+            await add_tallies(partial(sums.add_tallies, key=key), tallies)
+    return await asyncio.to_thread(sums.rows)
 
 
 async def summary(ledger: Ledger, where: UsageFilter) -> list[SummaryRow]:
     """Return the summary of a period. Raises InvalidRecord."""
     found = PeriodSums(await ledger.rates())
-    async for record in each_request(ledger, where):
-        found.add(record)
-    return found.rows()
+    async for chunk in ledger.usage_chunks(where):
+        for name in found.COUNTED:
+            async for tallies in chunk.tally((*found.GROUP, name), counts=name != "status"):
+                await add_tallies(partial(found.add_tallies, name), tallies)
+    return await asyncio.to_thread(found.rows)
 
 
 async def gpu_time(ledger: Ledger, where: UsageFilter, by: Sequence[str], *, step_s: int = 0) -> list[GpuRow]:
@@ -73,7 +79,7 @@ async def gpu_sums(ledger: Ledger, where: UsageFilter, by: Sequence[str], *, ste
     async for page in interval_pages(ledger, since=where.since, until=where.until):
         wanted = [one for one in page if where.function in (None, one.function)]
         calls = {(part.call_id, one.instance_id) for one in wanted for part in one.calls}
-        records = await records_of(ledger, calls)
+        records = await records_of(ledger, calls, **_moments(page))
         for interval in wanted:
             time.add(interval, share_busy_time(interval, records, lost))
     return time
@@ -119,7 +125,7 @@ async def _balance(
     since, until, half_ends_at = _finite(reconciler.read.since), _finite(reconciler.read.until), -math.inf
     async for page in by_end_pages(interval_pages(ledger, since=since, until=until, beyond_s=MARGIN_S)):
         reconciler.add_intervals(page)
-        await _compare(ledger, reconciler, reconciler.pop_ended_calls())
+        await _compare(ledger, reconciler, reconciler.pop_ended_calls(), **_moments(page))
         if reconciler.retained > max_retained:
             what = "instances, calls in flight and calls that differ from their records"
             raise too_many(max_retained, what, half_ends_at - MARGIN_S, requested.since)
@@ -131,7 +137,9 @@ async def _balance(
     until = _finite(reconciler.read.until + LONGEST_INTERVAL_S)
     async for lost in ledger.lost_call_pages(since=since, until=until):
         calls = {(one.call_id, one.instance_id) for one in lost}
-        reconciler.add_lost(lost, await records_of(ledger, calls))
+        ends = [one.ended_at for one in lost] or [0.0]
+        times = {"since": min(ends) - LONGEST_INTERVAL_S, "until": max(ends)}
+        reconciler.add_lost(lost, await records_of(ledger, calls, **times))
         await asyncio.sleep(0)
     where = UsageFilter(since=_finite(requested.since), until=_finite(requested.until))
     async for record in each_request(ledger, where):
@@ -139,10 +147,20 @@ async def _balance(
     return await asyncio.to_thread(reconciler.result, live={**before, **live()})
 
 
-async def _compare(ledger: Ledger, reconciler: Reconciler, calls: Sequence[NamedCall]) -> None:
+async def _compare(
+    ledger: Ledger, reconciler: Reconciler, calls: Sequence[NamedCall], **times: float
+) -> None:
     for start in range(0, len(calls), PAGE):
         some = calls[start : start + PAGE]
-        reconciler.compare(some, await records_of(ledger, {call.name for call in some}))
+        reconciler.compare(some, await records_of(ledger, {call.name for call in some}, **times))
+
+
+def _moments(page: Sequence[InstanceInterval]) -> dict[str, float]:
+    """Return the times in which calls that these intervals name ran: one may be settled a while after."""
+    if not page:
+        return {}
+    since = min(one.from_at for one in page) - LONGEST_INTERVAL_S
+    return {"since": since, "until": max(one.to_at for one in page)}
 
 
 def _finite(at: float) -> float | None:

@@ -8,7 +8,7 @@ from operator import add
 from registry.errors import InvalidRecord
 from registry.records.quota import DAY_S
 from registry.records.usage import InstanceInterval, RequestRecord
-from registry.state import UsageFilter, UsageRow
+from registry.state import Tally, UsageFilter, UsageRow
 
 # A node ends an interval at least every day (--meter-interval), once it is between steps.
 LONGEST_INTERVAL_S = 2.0 * DAY_S
@@ -101,6 +101,11 @@ class UsageTotals:
     def add(self, function: str, tenant: str, amounts: Iterable[int]) -> None:
         sums = self._sums.setdefault((function, tenant), [0] * len(COLUMNS))
         sums[:] = map(add, sums, amounts)
+
+    def add_all(self, tallies: Iterable[Tally]) -> None:
+        """Add sums by function and tenant."""
+        for (function, tenant), amounts in tallies:
+            self.add(str(function), str(tenant), amounts)
 
     def rows(self) -> list[UsageRow]:
         """Return one row for each function and tenant, ordered by both."""

@@ -4,10 +4,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import AsyncIterator, Sequence
 
 from registry.accounting.ledger_pages import PAGE
+from registry.accounting.usage_chunks import record_chunks
 from registry.accounting.usage_report import UsageTotals, amounts_of, bounded, matches, overlaps
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord, voided
-from registry.state import Ledger, UsageFilter, UsageRow
+from registry.state import Ledger, UsageChunk, UsageFilter, UsageRow
 
 PAGE_PARTS = 2000  # limit of the calls of a page's intervals, except the last
 
@@ -61,7 +62,12 @@ class MemoryLedger(Ledger):
         page = found[:limit]
         return page, page[-1].request_id if len(found) > limit else ""
 
-    async def requests_by_id(self, request_ids: Sequence[str]) -> list[RequestRecord]:
+    def usage_chunks(self, where: UsageFilter) -> AsyncIterator[UsageChunk]:
+        return record_chunks(self, where)
+
+    async def requests_by_id(
+        self, request_ids: Sequence[str], *, since: float | None = None, until: float | None = None
+    ) -> list[RequestRecord]:
         return [self._requests[name] for name in request_ids if name in self._requests]
 
     async def report(self, where: UsageFilter) -> list[UsageRow]:

@@ -1,6 +1,7 @@
 """Records of the shared state.
 
 - `api_key`: API keys and their limits
+- `archive`: the index of the ledger's archive
 - `cast`: casts, their members and progress
 - `change`: the change feed and the snapshot
 - `fence`: the order of the holders of a lease

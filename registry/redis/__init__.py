@@ -7,6 +7,8 @@
 - `functions`: functions and versions
 - `lease`: leases
 - `ledger`: the usage ledger
+- `ledger_archive`: the index of the archive, and the removal of archived rows
+- `ledger_rows`: pages of rows by position
 - `ledger_writer`: batched writes of request records
 - `live`: live serving records
 - `nodes`: nodes, instances, load reports and the snapshot

@@ -1,0 +1,43 @@
+"""The daily archiving of the usage ledger, by the gateway that holds the controller lease."""
+
+import asyncio
+import logging
+
+from gateway.control.leadership import Leadership
+from registry.archive.archiver import LedgerArchiver
+from registry.errors import Conflict, RegistryError
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 300.0
+
+
+class DailyArchive:
+    """A loop that archives the days of the ledger that have closed."""
+
+    def __init__(self, archiver: LedgerArchiver, leadership: Leadership, *, check_s: float = CHECK_S) -> None:
+        self._archiver = archiver
+        self._leadership = leadership
+        self._check_s = check_s
+
+    async def run(self) -> None:
+        """Look for closed days now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(self._check_s)
+            try:
+                if self._leadership.epoch is not None and await self._archiver.due():
+                    await self._archive()
+            except Conflict as error:
+                log.info("ledger archive: %s", error)
+            except RegistryError as error:
+                log.warning("ledger archive: failed, retried in %.0f s: %s", self._check_s, error)
+            except Exception:  # whatever it is, the gateway serves on and the rows stay in Redis
+                log.exception("ledger archive: failed, retried in %.0f s", self._check_s)
+
+    async def _archive(self) -> None:
+        async for step in self._archiver.archive():
+            if step.file is not None:
+                log.info("ledger archive: %d %s of day %d", step.file.rows, step.kind.value, step.day)
+            if self._leadership.epoch is None:
+                log.info("ledger archive: left to the next controller")
+                return
