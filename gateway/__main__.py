@@ -19,6 +19,7 @@ from gateway.billing.request_record import Biller
 from gateway.cluster.dialer import channel_dialer
 from gateway.control.assembly import Control, ControlSettings, make_control
 from gateway.core.settings import GatewaySettings, parse
+from gateway.http.connections import raise_descriptor_limit
 from gateway.http.metrics import ControlFacts, Metrics
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
@@ -170,8 +171,9 @@ def main(argv: Sequence[str]) -> int:
         stream=sys.stderr,
     )
     # Requests create few cycles: collecting after every 700 allocations wastes time.
+    raise_descriptor_limit()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 20, 10)
     # By default a thread that runs Python (a large chat's template) delays the loop by 5 ms per GIL switch.
     sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:

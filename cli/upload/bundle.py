@@ -21,7 +21,7 @@ from registry.images.source import checkpoint_from
 from registry.records.function import BUILTIN_PREFIX, FunctionTask
 
 MAX_HANDLER_BYTES = 64 << 20
-SKIPPED = {"__pycache__", ".git", ".venv", ".mypy_cache", ".ruff_cache"}
+SKIPPED = "__pycache__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +157,13 @@ def bundle_handler(folder: Path, spec: FunctionSpec) -> Bundle:
 
 
 def handler_files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below `folder`, sorted, without caches. Raises DeployError for a link."""
+    """Yield the regular files below `folder`, sorted, without caches and names that begin with a dot.
+
+    These often hold secrets. Raises DeployError for a link.
+    """
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED)
-        for name in sorted(names):
+        folders[:] = sorted(name for name in folders if name != SKIPPED and name[0] != ".")
+        for name in sorted(name for name in names if name[0] != "."):
             path = Path(root) / name
             if path.is_symlink():
                 raise DeployError(f"{path} is a link; a handler's files must be regular files")

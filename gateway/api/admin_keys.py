@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
 
 from gateway.api.bodies import read_json
-from gateway.core.errors import BadRequest, Unprocessable
+from gateway.core.errors import ApiError, BadRequest, Unprocessable
 from gateway.requests.services import Services
 from gateway.schemas.admin import CreateKey, CreateRate, PatchKey
 from gateway.schemas.answers import KeyList, KeyView, NewKey, RateList, view
@@ -68,10 +69,14 @@ class KeyAdmin:
         return await self._with_spending(key)
 
     async def revoke_key(self, request: Request) -> msgspec.Struct:
-        """Revoke a key. Idempotent."""
-        now = self._services.clock.wall_s()
+        """Revoke a key, but not the last admin key that works. Idempotent."""
+        now, key_id = self._services.clock.wall_s(), request.path_params["key_id"]
+        admins = {key.id for key in await self._services.state.keys() if _is_working_admin(key, now)}
+        if admins == {key_id}:
+            message = f"{key_id} is the last admin key: first create another with `keys create --role admin`"
+            raise ApiError(409, "last_admin_key", message)
         key = await self._replace(
-            request.path_params["key_id"],
+            key_id,
             lambda key: key if key.revoked_at is not None else dataclasses.replace(key, revoked_at=now),
         )
         return await self._with_spending(key)
@@ -118,3 +123,8 @@ class KeyAdmin:
             now = self._services.clock.wall_s()
             spent = await self._services.state.spent_nanos(key.id, key.spend_period, now)
         return view(KeyView, key, spent_nanos=spent)
+
+
+def _is_working_admin(key: ApiKey, now_s: float) -> bool:
+    ends_s = min(key.revoked_at or math.inf, key.expires_at or math.inf)
+    return key.role is KeyRole.ADMIN and now_s < ends_s

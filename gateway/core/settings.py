@@ -23,8 +23,8 @@ Example:
 """
 # Fields of Options and of GatewaySettings.
 _SAME = (
-    *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "max_in_flight", "log_level"),
-    "redis_wait_replicas",
+    *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level"),
+    *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas"),
 )
 
 
@@ -85,6 +85,8 @@ class GatewaySettings:
     linger_s: float = 0.0
     key_cache_s: float = 5.0
     max_in_flight: int = 4096
+    max_connections: int = 8192
+    body_memory_bytes: int = 512 << 20
     blob_grace_s: float = 6 * 3600.0
     log_level: str = "info"
     cast_plan: FixedPlan | None = None

@@ -30,14 +30,18 @@ class InFlightLimiter:
     """A count of the requests in flight, with a limit in all and for each tenant.
 
     A request whose body has not arrived holds a slot but is not in flight: a drain does not wait for it.
+    The bodies of all requests have a limit in bytes, too.
     """
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, body_bytes: int = 512 << 20) -> None:
         self.phase = ServingPhase.SERVING
         self.in_flight = 0
         self.arriving = 0
         self._max_in_flight = max_in_flight
         self._tenants: dict[str, int] = {}
+        self.body_bytes = 0  # of all bodies that are charged
+        self._max_body_bytes = body_bytes
+        self._tenant_bytes: dict[str, int] = {}
         self._idle = asyncio.Event()  # set when nothing is in flight, cleared by `wait_idle`
 
     def __repr__(self) -> str:
@@ -88,6 +92,25 @@ class InFlightLimiter:
         """Take a charged slot off its tenant's account."""
         if (own := self._tenants.pop(tenant)) > 1:
             self._tenants[tenant] = own - 1
+
+    def charge_body(self, tenant: str, nbytes: int) -> None:
+        """Charge memory for a part of a body.
+
+        Raises ApiError (503) if all bodies, or those of the tenant, hold too much.
+        """
+        own = self._tenant_bytes.get(tenant, 0) + nbytes
+        free = self._max_body_bytes - self.body_bytes - nbytes
+        if own > _SHARE_OF_FREE * free:
+            message = "this gateway holds too much of request bodies, in all or of this tenant: retry"
+            raise ApiError(503, "overloaded", message, retry_after_s=1)
+        self._tenant_bytes[tenant] = own
+        self.body_bytes += nbytes
+
+    def refund_body(self, tenant: str, nbytes: int) -> None:
+        """Return the memory of a body."""
+        self.body_bytes -= nbytes
+        if (own := self._tenant_bytes.pop(tenant) - nbytes) > 0:
+            self._tenant_bytes[tenant] = own
 
     def release(self) -> None:
         """Free the slot of a request in flight."""

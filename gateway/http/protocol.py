@@ -21,17 +21,20 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from gateway.core.errors import ApiError
 from gateway.core.ids import new_request_id
+from gateway.http.connections import NO_LIMIT, ConnectionLimiter
 from gateway.http.disconnect import CONNECTION_END, ConnectionEnd
 from rdmacast.aio.eager import COMPLETED, Ready
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
+MAX_PIPELINED = 16  # requests that wait for the response before theirs
+_FIRST_BYTE_S = 10.0  # a connection that sends nothing is closed after this
 _UNSENT_BYTES = 16 << 10
 _FIELD_BYTES = 4  # the colon, a space and the line's end
 
 
 class _HeadTooLarge(Exception):
-    """The parser ends with this, and calls `send_400_response`."""
+    """A head too many, or too long: the parser ends with it, and calls `send_400_response`."""
 
 
 class _UnwaitedEvent(asyncio.Event):
@@ -117,6 +120,9 @@ class _WholeResponseCycle(RequestResponseCycle):
         self.on_response()
 
 
+def _nothing() -> None: ...
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """A connection that refuses heads that are too long (431), too slow (408) or malformed (400).
 
@@ -127,11 +133,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     cycle: _WholeResponseCycle
 
-    def __init__(self, *arguments: Any, head_s: float = 30.0, stuck_s: float = 60.0, **named: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        head_s: float = 30.0,
+        stuck_s: float = 60.0,
+        connections: ConnectionLimiter | None = None,
+        **named: Any,
+    ) -> None:
         super().__init__(*arguments, **named)
+        self._connections = connections or ConnectionLimiter(NO_LIMIT)
+        self._address = ""  # under which the connection is counted
         self._head_s = head_s
         self._stuck_s = stuck_s
         self._timer: asyncio.TimerHandle | None = None
+        self._head_until_s = 0.0
         self._fields_bytes = 0
         self._without_progress = 0
         self._refused = False
@@ -143,12 +159,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._bound_unsent(transport)
-        self._start_head_timer()
+        address = str(self.client[0]) if self.client else "local"
+        if self._connections.admit(address):
+            self._address = address
+            self._start_head_timer(min(self._head_s, _FIRST_BYTE_S))
+        else:
+            message = "this gateway has too many open connections, in all or from this address: retry"
+            self._refuse(ApiError(503, "overloaded", message, retry_after_s=1))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        if self._address:
+            self._connections.release(self._address)
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing  # else it would hold this object, and this object it
+        self.pipeline.clear()
         super().connection_lost(exc)
         self._end.set_lost()
 
@@ -196,6 +223,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._stop_head_timer()
         parser, before = self.parser, self.cycle
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _HeadTooLarge
         version = parser.get_http_version()
         self.cycle = _WholeResponseCycle(
             scope=self._scope(version),  # type: ignore[arg-type]
@@ -296,9 +325,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(self._stuck_s * 1000))
 
-    def _start_head_timer(self) -> None:
+    def _start_head_timer(self, wait_s: float | None = None) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._head_s, self._on_head_timeout)
+            self._head_until_s = self.loop.time() + self._head_s
+            self._timer = self.loop.call_later(wait_s or self._head_s, self._on_head_timeout)
 
     def _stop_head_timer(self) -> None:
         if self._timer is not None:
@@ -307,7 +337,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _on_head_timeout(self) -> None:
         self._timer = None
-        if self._without_progress:
+        left_s = self._head_until_s - self.loop.time()
+        if self._without_progress and left_s > 0:
+            self._timer = self.loop.call_later(left_s, self._on_head_timeout)
+        elif self._without_progress:
             self._refuse(
                 ApiError(408, "head_timeout", f"the request's head took more than {self._head_s:g} s")
             )

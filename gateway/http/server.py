@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.core.settings import GatewaySettings
+from gateway.http.connections import ConnectionLimiter, connection_limit
 from gateway.http.drain import InFlightLimiter
 from gateway.http.protocol import BoundedHttpProtocol
 
@@ -36,6 +37,7 @@ class GatewayServer(uvicorn.Server):
                     BoundedHttpProtocol,
                     head_s=settings.limits.body_idle_s,
                     stuck_s=settings.streams.write_timeout_s,
+                    connections=ConnectionLimiter(connection_limit(settings.max_connections)),
                 ),
                 ws="none",
                 lifespan="off",

@@ -22,6 +22,7 @@ from rdmacast.aio.eager import COMPLETED, Ready, run_within
 _log = logging.getLogger("hypercast.gateway")
 
 _LOGGED_PATH_BYTES = 256  # of a path in the access log
+_SMALL_BODY_BYTES = 64 << 10  # of bodies up to this size only the number of requests is bounded
 CLIENT_GONE = 499  # for log and metrics only: no client is left
 
 
@@ -137,6 +138,8 @@ class _InFlightRequest:
         self._limiter = limiter
         self._receive = receive
         self._released = False
+        self._body_bytes = 0
+        self._charged_bytes = 0
         self.tenant: str | None = None  # to which the slot was charged
         self._arriving = has_body
         if self._arriving:
@@ -158,7 +161,13 @@ class _InFlightRequest:
         return message
 
     def _note_arrival(self, message: Message) -> None:
-        if self._arriving and message["type"] == "http.request" and not message.get("more_body", False):
+        if not self._arriving or message["type"] != "http.request":
+            return
+        self._body_bytes += len(message.get("body", b""))
+        if self._body_bytes > _SMALL_BODY_BYTES and self.tenant is not None:
+            self._limiter.charge_body(self.tenant, self._body_bytes - self._charged_bytes)
+            self._charged_bytes = self._body_bytes
+        if not message.get("more_body", False):
             self._limiter.admit()
             self._arriving = False
 
@@ -169,7 +178,10 @@ class _InFlightRequest:
         self._released = True
         if self.tenant is not None:
             self._limiter.refund(self.tenant)
+            if self._charged_bytes:
+                self._limiter.refund_body(self.tenant, self._charged_bytes)
         if self._arriving:
+            self._arriving = False  # what still arrives, of a request that was released early, counts nowhere
             self._limiter.abandon_body()
         else:
             self._limiter.release()

@@ -81,7 +81,7 @@ def make_services(
         clock=clock,
         metrics=metrics,
         health=health,
-        limiter=InFlightLimiter(settings.max_in_flight),
+        limiter=InFlightLimiter(settings.max_in_flight, settings.body_memory_bytes),
         auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
         quotas=Quotas(state, leases, health, clock),
         leases=leases,

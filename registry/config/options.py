@@ -146,6 +146,12 @@ class Options:
         "--linger", GATEWAY, "Time to return 503 on SIGTERM before it ends.", DURATION, default="0s"
     )
     max_in_flight: int = flag("--max-in-flight", GATEWAY, "Most concurrent requests.", COUNT, default=4096)
+    max_connections: int = flag(
+        "--max-connections", GATEWAY, "Most open connections of clients.", COUNT, default=8192
+    )
+    body_memory_bytes: int = flag(
+        "--body-memory", GATEWAY, "Memory for the bodies of all requests.", SIZE, default=512 << 20
+    )
     max_body_bytes: int = flag("--max-body", GATEWAY, "Largest request body.", SIZE, default="32MiB")
     start_timeout_s: float = flag(
         "--start-timeout",

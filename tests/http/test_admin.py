@@ -61,6 +61,13 @@ async def test_keys_roles_and_tenants() -> None:
             assert (await limited.get("/v1/models")).status_code == 401
         assert (await admin.delete("/admin/keys/nobody")).status_code == 404
         assert (await admin.get("/admin/usage/report?since=x")).status_code == 422
+        own = gw.admin_key.split("_")[1]
+        refused = await admin.delete(f"/admin/keys/{own}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "last_admin_key")
+        made = (await admin.post("/admin/keys", json={"tenant": "ops", "role": "admin"})).json()
+        assert (await admin.delete(f"/admin/keys/{own}")).status_code == 200
+        async with gw.http(made["key"]) as successor:
+            assert (await successor.delete(f"/admin/keys/{made['id']}")).status_code == 409
 
 
 async def test_a_tenants_name_is_no_formula() -> None:

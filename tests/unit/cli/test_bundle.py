@@ -6,7 +6,7 @@ import pytest
 import transformers as hf
 
 from cli.errors import DeployError
-from cli.upload.bundle import bundle_model
+from cli.upload.bundle import bundle_model, handler_files
 from registry.records.function import FunctionTask
 
 TINY = {
@@ -32,3 +32,11 @@ def test_a_masked_language_model_is_an_encoder(tmp_path: Path) -> None:
     assert bundle_model(folder, "auto", "", None).task is FunctionTask.EMBED
     with pytest.raises(DeployError, match="BertModel has the task embed, not the task generate"):
         bundle_model(folder, "auto", "", FunctionTask.GENERATE)
+
+
+def test_names_with_a_dot_stay_at_home(tmp_path: Path) -> None:
+    for name in ("handler.py", ".env", "pkg/code.py", "pkg/.secret", ".git/config", "__pycache__/x.pyc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = [str(path.relative_to(tmp_path)) for path in handler_files(tmp_path)]
+    assert found == ["handler.py", "pkg/code.py"]

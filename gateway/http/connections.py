@@ -1,0 +1,51 @@
+"""The bound on open connections, in all and from one address."""
+
+import resource
+
+NO_LIMIT = 1 << 30
+# Descriptors for Redis, nodes, files and the listener, which clients must not take.
+RESERVED_DESCRIPTORS = 256
+# An address may hold this many times the connections that are free for others: 4 of 5 by itself. A share
+# rather than a number, since all clients behind a proxy have its address.
+_SHARE_OF_FREE = 4
+
+
+class ConnectionLimiter:
+    """A count of the open connections, with a limit in all and a share for each address."""
+
+    def __init__(self, most: int) -> None:
+        self.open = 0
+        self._most = most
+        self._addresses: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<ConnectionLimiter {self.open} of {self._most}, {len(self._addresses)} addresses>"
+
+    def admit(self, address: str) -> bool:
+        """Count a connection, and return True; False if there are too many."""
+        own, free = self._addresses.get(address, 0), self._most - self.open
+        if free <= 0 or own >= _SHARE_OF_FREE * free:
+            return False
+        self.open += 1
+        self._addresses[address] = own + 1
+        return True
+
+    def release(self, address: str) -> None:
+        """Take a closed connection off the count."""
+        self.open -= 1
+        if (own := self._addresses.pop(address)) > 1:
+            self._addresses[address] = own - 1
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def connection_limit(wanted: int) -> int:
+    """Return how many connections this process accepts: `wanted`, or what its descriptors allow."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, descriptors - RESERVED_DESCRIPTORS))
