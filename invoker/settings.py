@@ -20,6 +20,7 @@ from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
 from registry.config.secrets import load_or_create_secret, redis_password, secret_beside
 from registry.errors import InvalidRecord
+from registry.redis.sentinel import SCHEME as SENTINEL
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -143,8 +144,10 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
 def _sandbox(options: Options, redis_url: str) -> Sandbox:
     """Return what handlers may do. Raises SettingsError if this machine cannot hold them to it."""
     redis = urlsplit(redis_url)
+    if redis.scheme == SENTINEL and options.handler_network:
+        raise SettingsError("--handler-network needs a Redis on a known port, not redis+sentinel://")
     try:
-        redis_port = 0 if redis.scheme == "unix" else redis.port or _REDIS_PORT
+        redis_port = 0 if redis.scheme in ("unix", SENTINEL) else redis.port or _REDIS_PORT
     except ValueError as error:
         raise SettingsError(f"--redis-url: {error}") from error
     try:

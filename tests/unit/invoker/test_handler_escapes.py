@@ -101,7 +101,7 @@ def handle(path):
         path = server.url.removeprefix("unix://")
         (answer,) = await call(process, path)
         assert set(answer.values()) == {"PermissionError"}  # type: ignore[attr-defined]
-        with redis.Redis.from_url(server.url) as client:
+        with redis.Redis.from_url(server.url, password=server.password) as client:
             assert client.config_get("dbfilename") != {"dbfilename": "owned"}
         assert not (Path(path).parent / "owned").exists()
 

@@ -20,6 +20,7 @@ from registry.messages.node import (
     Acknowledged,
     CallsUsed,
     EndCalls,
+    HandlerChunk,
     InvokeHandler,
     Reply,
     RequestUsage,
@@ -96,8 +97,9 @@ def watched(folder: Path) -> tuple[FakeCluster, Watched]:
 
 def usage(replies: Sequence[Reply]) -> RequestUsage:
     last = replies[-1]
-    assert isinstance(last, RequestUsage)
-    return last
+    found = last.usage if isinstance(last, HandlerChunk) else last
+    assert isinstance(found, RequestUsage)
+    return found
 
 
 async def used(node: FakeNode, *ids: str) -> dict[str, int]:

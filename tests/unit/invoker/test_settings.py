@@ -41,6 +41,7 @@ def test_all_flags(tmp_path: Path) -> None:
     [
         ([], SECRET, "--redis-url"),
         (["--redis-url", "redis://r:port/0"], SECRET, "--redis-url: Port could not be cast"),
+        (["--redis-url", "redis+sentinel://s/m", "--handler-network"], SECRET, "--handler-network needs"),
         ([*LEAST, "--gpu-memory", "2Qi"], SECRET, "unknown unit 'qi'"),
         ([*LEAST, "--colour", "red"], SECRET, "--colour"),
         ([*LEAST, "--gpu-mem", "2GiB"], SECRET, "--gpu-mem"),
