@@ -130,6 +130,7 @@ async def run(settings: GatewaySettings) -> None:
             holder=gateway_id,
             grace_s=settings.blob_grace_s,
             also_used=archive.digests,
+            is_kept=archive.files.is_archive,
         )
         server = GatewayServer(make_app(services, collector, archive), services.limiter, settings)
         await services.health.probe(rates=True)

@@ -32,7 +32,8 @@ class BlobCollector:
 
     So a version never names a blob that is being deleted. Blobs of a deleted function are removed at once,
     unless a deploy named them within `grace_s`. Blobs that were never used, and unfinished uploads, are
-    removed after `grace_s`. `also_used` returns digests that are in use elsewhere.
+    removed after `grace_s`. `also_used` returns digests that are in use elsewhere. A sweep leaves blobs alone
+    for which `is_kept`: those of the archive, which an emptied or restored Redis does not name.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class BlobCollector:
         holder: str,
         grace_s: float,
         also_used: Callable[[], Awaitable[frozenset[str]]] | None = None,
+        is_kept: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         self._blobs = blobs
         self._state = state
@@ -51,6 +53,7 @@ class BlobCollector:
         self._holder = holder
         self._grace_s = grace_s
         self._also_used = also_used
+        self._is_kept = is_kept
         self._pinned: dict[str, list[float]] = {}
         self._unused_since: dict[str, float] = {}
         self._local = asyncio.Lock()
@@ -126,6 +129,8 @@ class BlobCollector:
             old = [
                 digest for digest, used_at in sorted(unused.items()) if self._is_old(digest, used_at, wall)
             ]
+            if self._is_kept is not None:
+                old = [digest for digest in old if not await self._is_kept(digest)]
             for digest in old:
                 await self._blobs.delete(digest)
             abandoned = [

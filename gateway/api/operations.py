@@ -290,7 +290,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "Revoke a key",
         answers.KeyView,
         parameters=(p.KEY_ID,),
-        failures=(404,),
+        failures=(404, 409),
     ),
     Operation("get", "/admin/prices", lambda to: to.keys.list_prices, "The price table", answers.RateList),
     Operation(

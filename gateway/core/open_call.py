@@ -17,6 +17,7 @@ from gateway.core.contract import (
 )
 from registry.messages.node import HandlerChunk, RequestUsage, Tokens
 
+_CHECK_EVERY_S = 0.02
 _STILL = frozenset({"queue", WAITS_FOR_NODE})  # stages in which no start makes progress
 
 
@@ -49,7 +50,8 @@ class DeadlineTimer:
         checked = [(call, call.check_deadline(now_s)) for call in self.calls]
         self.calls = {call for call, at_s in checked if at_s < math.inf}
         if self.calls:
-            self._set(min([at_s for _, at_s in checked]))
+            # Not once a millisecond, where many calls are due one after the other.
+            self._set(max(min([at_s for _, at_s in checked]), now_s + _CHECK_EVERY_S))
 
 
 class OpenCall(ABC):

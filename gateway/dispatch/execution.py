@@ -166,6 +166,9 @@ class RequestExecution(OpenCall):
                 reply = await self._opened.__anext__()
             except (ChannelClosed, RemoteError) as error:
                 self._close()
+                if self._state is _State.MOVING:  # the hand-off was complete
+                    self._reroute(ReplicaOutcome.MOVED, failover=False)
+                    continue
                 if self._state is _State.FINISHED and isinstance(error, ChannelClosed):
                     self._state = _State.OVER
                     return self._synthetic_usage()

@@ -338,9 +338,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _on_head_timeout(self) -> None:
         self._timer = None
         left_s = self._head_until_s - self.loop.time()
-        if self._without_progress and left_s > 0:
+        if self.flow.read_paused:  # the rest of the head may have arrived, but is not read yet
+            self._start_head_timer()
+        elif self._without_progress and left_s > 0:
             self._timer = self.loop.call_later(left_s, self._on_head_timeout)
-        elif self._without_progress:
+        elif self._without_progress or (self._in_head and self.url):
             self._refuse(
                 ApiError(408, "head_timeout", f"the request's head took more than {self._head_s:g} s")
             )

@@ -108,7 +108,7 @@ class _DayMove:
         yield 0, file
         async for names in self._files.names(file, REMOVED_AT_ONCE):
             await self._lease.renew()
-            await self._state.remove_rows(self._lease.epoch, self._kind, names)
+            await self._state.remove_rows(self._lease.epoch, self._kind, names, digest=file.digest)
             yield len(names), None
 
     async def _fill(self, draft: FileDraft) -> int:
@@ -123,16 +123,21 @@ class _DayMove:
             if not page.rows:
                 break
             after = position_of(page.rows[-1])
-            known = await self._files.known(self._stored, page.rows) if self._stored else set()
-            if known:
-                names = [names_of(row) for row in page.rows if position_of(row) in known]
-                for start in range(0, len(names), REMOVED_AT_ONCE):
-                    some = names[start : start + REMOVED_AT_ONCE]
-                    await self._state.remove_rows(self._lease.epoch, self._kind, some)
-                dropped += len(names)
+            known: set[Position] = set()
+            for file in self._stored:
+                here = await self._files.known([file], page.rows) - known
+                known |= here
+                dropped += await self._remove(file, [row for row in page.rows if position_of(row) in here])
             group += [row for row in page.rows if position_of(row) not in known]
             if len(group) >= _ROWS_A_GROUP:
                 await draft.add(group)
                 group = []
         await draft.add(group)
         return dropped
+
+    async def _remove(self, file: ArchiveFile, rows: Sequence[Row]) -> int:
+        names = [names_of(row) for row in rows]
+        for start in range(0, len(names), REMOVED_AT_ONCE):
+            some = names[start : start + REMOVED_AT_ONCE]
+            await self._state.remove_rows(self._lease.epoch, self._kind, some, digest=file.digest)
+        return len(names)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from registry.archive.writer import ArchiveWriter
 
 _UPLOAD_BYTES = 1 << 20
+_MAGIC = b"PAR1"
+DURABLE_S = 1.5  # the append-only file is flushed every second
 
 T = TypeVar("T")
 
@@ -106,11 +108,24 @@ class ArchiveFiles:
         async with self.writing(LedgerKind(file.kind), file.day) as draft:
             tables: Iterator[Any] = await self._run(lambda: self._reader.tables(file))
             while (table := await self._run(lambda: next(tables, None))) is not None:
-                await draft.add_table(change(table), file.longest_s)
+                changed = await self._run(partial(change, table))
+                await draft.add_table(changed, file.longest_s)
             return await draft.store()
 
+    async def is_archive(self, digest: str) -> bool:
+        """Return whether a blob is a Parquet file. Raises NotFound, StoreError."""
+
+        def starts_so() -> bool:
+            with closing(self._store.open_blob(digest)) as blob:
+                magic = bytearray(min(len(_MAGIC), blob.size))
+                blob.read_into(0, memoryview(magic))
+            return magic == _MAGIC
+
+        return await self._run(starts_so)
+
     async def delete(self, file: ArchiveFile) -> None:
-        """Delete a file that no entry names any more."""
+        """Delete a file that no entry names any more, once Redis has surely written that to its disk."""
+        await asyncio.sleep(DURABLE_S)
         await self._run(lambda: self._reader.clear())
         await self._store.delete(file.digest)
 

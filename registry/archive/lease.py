@@ -1,12 +1,14 @@
 """The right to write the archive: one lease for the cluster, fenced by its epoch in each change."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from rdmacast.aio.groups import cancel_and_discard
 from registry.clock import Clock
-from registry.errors import Conflict, StaleEpoch
+from registry.errors import Conflict, RegistryError, StaleEpoch
 from registry.records.fence import Fence
 from registry.redis.state import RedisState
 
@@ -39,6 +41,14 @@ class ArchiveLease:
         self._renewed_s = now
 
 
+async def _keep(lease: ArchiveLease) -> None:
+    """Renew the lease during steps that take long; an error shows at the next step."""
+    while True:
+        await asyncio.sleep(TTL_S / 6)
+        with suppress(RegistryError):
+            await lease.renew()
+
+
 @asynccontextmanager
 async def archive_lease(state: RedisState, clock: Clock) -> AsyncIterator[ArchiveLease]:
     """Hold the lease. Raises Conflict where another process holds it."""
@@ -46,7 +56,10 @@ async def archive_lease(state: RedisState, clock: Clock) -> AsyncIterator[Archiv
     fence = await state.acquire_lease(LEASE, holder, TTL_S)
     if fence is None:
         raise Conflict("the ledger's archive is being written: retry when that is done")
+    lease = ArchiveLease(state, clock, holder, fence, now)
+    renewing = asyncio.create_task(_keep(lease), name="archive lease")
     try:
-        yield ArchiveLease(state, clock, holder, fence, now)
+        yield lease
     finally:
+        await cancel_and_discard(renewing)
         await state.release_lease(LEASE, holder)

@@ -94,13 +94,12 @@ class ArchivedLedger(Ledger):
         if record.ended_at >= (await self.index()).closed:
             return await self._recent.void_request(record)
         async with self._closed_days() as epoch:
-            if await self._recent.void_request(record, epoch=epoch):
-                return True
+            # The archive first: a killed archiver can leave the record in Redis, too, where it is dropped.
             for file, found in await self._archived(record.request_id, record.ended_at):
                 if found == record:
                     await self._void_archived(file, record, epoch)
-                    return True
-            return False
+                return found == record
+            return await self._recent.void_request(record, epoch=epoch)
 
     @asynccontextmanager
     async def _closed_days(self) -> AsyncIterator[int]:

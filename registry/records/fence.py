@@ -1,4 +1,4 @@
-"""The fence of a lease: what tells the actions of its holder from those of an earlier one."""
+"""The fence of a lease: what distinguishes the actions of its holder from those of an earlier one."""
 
 import secrets
 from dataclasses import dataclass

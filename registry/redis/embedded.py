@@ -163,10 +163,15 @@ class EmbeddedRedis:
     def _password(self) -> str:
         """Return the password, created if there is none."""
         path = self.socket_path.with_name(PASSWORD_FILE)
-        with suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if not path.exists() or not path.read_text().strip():
+            # Whole or not at all, also after a crash.
+            draft = path.with_suffix(f".{secrets.token_hex(4)}")
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(32))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(path)
         return path.read_text().strip()
 
     def _config(self, password: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from registry import keys
 from registry.accounting.row_order import LedgerKind, Row, position_of
 from registry.codec import decode, encode
-from registry.errors import StaleEpoch
+from registry.errors import Conflict, StaleEpoch
 from registry.records.archive import ArchiveFile, ArchiveIndex
 from registry.records.usage import RequestRecord
 from registry.redis.connections import Argument, LuaScript
@@ -26,10 +26,12 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[1])
 """
 )
 
-# Raise the time before which requests are closed. ARGV epoch closed
+# Raise the time before which requests are closed, never past Redis' own clock: a clock that is ahead on one
+# machine would otherwise refuse records for as long. ARGV epoch closed
 _CLOSE = LuaScript(
     _FENCED
     + """
+if tonumber(ARGV[2]) > tonumber(redis.call('TIME')[1]) then return 0 end
 local closed = redis.call('HGET', KEYS[1], 'closed')
 if not closed or tonumber(closed) < tonumber(ARGV[2]) then
   redis.call('HSET', KEYS[1], 'closed', ARGV[2])
@@ -38,7 +40,8 @@ return 1
 """
 )
 
-# Add a file to the index, in place of another, and to sums. A repetition changes nothing but the serial.
+# Add a file to the index, in place of another, and to sums. A repetition changes nothing but the serial. The
+# serial has the time in it, so that it never repeats after a restore.
 # KEYS state index; ARGV epoch digest file replaced-digest (key field amount)*
 _PUBLISH = LuaScript(
     _FENCED
@@ -47,18 +50,22 @@ if redis.call('HSETNX', KEYS[2], ARGV[2], ARGV[3]) == 1 then
   for i = 5, #ARGV, 3 do redis.call('HINCRBY', ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
 end
 if ARGV[4] ~= '' then redis.call('HDEL', KEYS[2], ARGV[4]) end
-redis.call('HINCRBY', KEYS[1], 'serial', 1)
+local now = redis.call('TIME')
+local serial = math.max(tonumber(redis.call('HGET', KEYS[1], 'serial') or '0') + 1, now[1] * 1000000 + now[2])
+redis.call('HSET', KEYS[1], 'serial', string.format('%.0f', serial))
 return 1
 """
 )
 
-# Remove rows. KEYS state records index*; ARGV epoch, and one msgpack array of members for records and indexes
+# Remove rows of a file that the index has; it lacks one that was published before a failover or a restore.
+# KEYS state archive records index*; ARGV epoch digest, and a msgpack array of members for records and indexes
 _REMOVE = LuaScript(
     _FENCED
     + """
-for i = 2, #KEYS do
+if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 0 then return -1 end
+for i = 3, #KEYS do
   local members = cmsgpack.unpack(ARGV[i])
-  if #members > 0 then redis.call(i == 2 and 'HDEL' or 'ZREM', KEYS[i], unpack(members)) end
+  if #members > 0 then redis.call(i == 3 and 'HDEL' or 'ZREM', KEYS[i], unpack(members)) end
 end
 return 1
 """
@@ -131,8 +138,12 @@ class RedisLedgerArchive(RedisLedgerRows):
         return ArchiveIndex(serial=int(serial), closed=float(closed), files=tuple(in_order))
 
     async def close_requests(self, epoch: int, before: float) -> None:
-        """Close the requests that ended before: `add_request` and `void_request` then refuse them."""
-        await self._fenced(_CLOSE, [keys.ARCHIVE_STATE], epoch, repr(float(before)))
+        """Close the requests that ended before: `add_request` and `void_request` then refuse them.
+
+        Raises Conflict for a time that is in the future by the clock of Redis.
+        """
+        if not await self._fenced(_CLOSE, [keys.ARCHIVE_STATE], epoch, repr(float(before))):
+            raise Conflict("this machine's clock is ahead of that of Redis: no day is archived")
 
     async def publish_file(
         self, epoch: int, file: ArchiveFile, *, replaces: str = "", sums: Iterable[SumChange] = ()
@@ -144,18 +155,21 @@ class RedisLedgerArchive(RedisLedgerRows):
             [keys.ARCHIVE_STATE, keys.ARCHIVE],
             epoch,
             *(file.digest, encode(file), replaces, *changes),
+            replicated=True,
         )
 
-    async def remove_rows(self, epoch: int, kind: LedgerKind, rows: Sequence[RowNames]) -> None:
-        """Remove a page of rows that are in a published file."""
+    async def remove_rows(
+        self, epoch: int, kind: LedgerKind, rows: Sequence[RowNames], *, digest: str
+    ) -> None:
+        """Remove a page of rows of a published file. Raises StaleEpoch if the index lacks that."""
         where = ROW_KEYS[kind]
         members = _pack([row.member for row in rows])
-        key_names = [keys.ARCHIVE_STATE, where.records, *where.indexes]
-        lists = [members] * (len(key_names) - 1)
+        key_names = [keys.ARCHIVE_STATE, keys.ARCHIVE, where.records, *where.indexes]
+        lists = [members] * (len(key_names) - 2)
         if kind is LedgerKind.REQUESTS:
             key_names.append(keys.REQUESTS_BY_CLIENT_ID)
             lists.append(_pack([row.client_member for row in rows if row.client_member]))
-        await self._fenced(_REMOVE, key_names, epoch, *lists)
+        await self._fenced(_REMOVE, key_names, epoch, digest, *lists)
 
     async def replace_requests(
         self, epoch: int, changes: Sequence[tuple[RequestRecord, RequestRecord]]
@@ -190,8 +204,15 @@ class RedisLedgerArchive(RedisLedgerRows):
         """Forget the alias of a deleted tenant."""
         await self._redis.call("HDEL", keys.ARCHIVE_STATE, f"alias {tenant}")
 
-    async def _fenced(self, script: LuaScript, key_names: Sequence[str], epoch: int, *args: Argument) -> int:
-        reply = int(await self._redis.script(script, key_names, [epoch, *args]))
+    async def _fenced(
+        self,
+        script: LuaScript,
+        key_names: Sequence[str],
+        epoch: int,
+        *args: Argument,
+        replicated: bool = False,
+    ) -> int:
+        reply = int(await self._redis.script(script, key_names, [epoch, *args], replicated=replicated))
         if reply < 0:
             raise StaleEpoch("another process writes the archive now")
         return reply

@@ -1,9 +1,12 @@
 """The archive: reports are the same before and after, and no kill loses or doubles a row."""
 
 import asyncio
+import hashlib
 import os
 import random
 import sys
+import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api.blob_collector import BlobCollector
 from registry import keys
 from registry.accounting import usage_reader
 from registry.accounting.row_order import LedgerKind
@@ -19,8 +23,9 @@ from registry.archive.archiver import LedgerArchiver
 from registry.archive.erasure import TenantEraser
 from registry.archive.lease import archive_lease
 from registry.archive.writer import ArchiveWriter
+from registry.clock import SystemClock
 from registry.config.secrets import new_api_key
-from registry.errors import Conflict, CorruptImage, InvalidRecord, StateUnavailable
+from registry.errors import Conflict, CorruptImage, InvalidRecord, StaleEpoch, StateUnavailable
 from registry.records.api_key import KeyRole, SpendPeriod
 from registry.records.archive import ArchiveFile
 from registry.records.usage import RequestRecord, voided
@@ -293,3 +298,68 @@ async def test_a_deleted_tenant_is_in_no_row_and_the_sums_stay(
         assert not [step async for step in eraser.erase("acme")]
         await whole.move()
         assert await whole.archived.report(UsageFilter()) == after
+
+
+async def test_rows_stay_if_the_index_has_lost_their_file(redis_url: str, tmp_path: Path) -> None:
+    """A failover to a replica that lags loses the publication, but not the rows."""
+    async with archive(redis_url, tmp_path) as whole:
+        await whole.add(*history(3, 40, days=1))
+        before = await left_in_redis(whole)
+        state: Any = KilledAt(whole.redis, 2, after=True)
+        with pytest.raises(Killed):
+            async for _ in LedgerArchiver(state, whole.files, whole.clock).archive():
+                pass
+        (file,) = (await whole.archived.index()).files
+        await whole.redis._redis.call("DEL", keys.ARCHIVE)
+        async with archive_lease(whole.redis, whole.clock) as lease:
+            async for names in whole.files.names(file, 500):
+                with pytest.raises(StaleEpoch):
+                    await whole.redis.remove_rows(
+                        lease.epoch, LedgerKind(file.kind), names, digest=file.digest
+                    )
+        assert await left_in_redis(whole) == before
+
+
+async def test_a_clock_that_is_ahead_closes_no_day(redis_url: str, tmp_path: Path) -> None:
+    async with archive(redis_url, tmp_path) as whole:
+        whole.clock.step_wall(time.time() + 5 * 86_400 - whole.clock.wall_s())
+        with pytest.raises(Conflict, match="clock is ahead"):
+            await whole.move()
+        assert (await whole.archived.index()).closed == float("-inf")
+
+
+async def test_a_void_finds_a_record_that_is_in_both_places(redis_url: str, tmp_path: Path) -> None:
+    async with archive(redis_url, tmp_path) as whole:
+        rows = history(4, 30, days=1)
+        await whole.add(*rows)
+        state: Any = KilledAt(whole.redis, 2, after=True)
+        with pytest.raises(Killed):
+            async for _ in LedgerArchiver(state, whole.files, whole.clock).archive():
+                pass
+        await empty_lease(whole)
+        record = next(row for row in rows if isinstance(row, RequestRecord) and row.cost_nanos)
+        assert await whole.archived.void_request(record) and await whole.memory.void_request(record)
+        await whole.move()
+        await agree(whole)
+
+
+async def test_a_sweep_leaves_files_that_no_index_names(redis_url: str, tmp_path: Path) -> None:
+    async with archive(redis_url, tmp_path) as whole:
+        await whole.add(*history(5, 30, days=1))
+        await whole.move()
+        stored = set(await whole.store.digests())
+        other = hashlib.sha256(b"PAR0").hexdigest()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"PAR0"
+
+        await whole.store.append(other, 0, pieces(), total=4)
+        await whole.redis._redis.call("DEL", keys.ARCHIVE)
+        collector = BlobCollector(
+            *(whole.store, whole.memory, SystemClock()),
+            holder="test",
+            grace_s=-1.0,
+            is_kept=whole.files.is_archive,
+        )
+        assert await collector.sweep() == [other]
+        assert set(await whole.store.digests()) == stored
