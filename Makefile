@@ -1,10 +1,10 @@
-# `make install demo test test-rdma lint fuzz soak bench gpu-check`: see README.md.
+# `make install demo test test-rdma lint attack fuzz soak bench gpu-check`: see README.md.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rdma lint fuzz soak bench gpu-check clean
+.PHONY: install demo test test-rdma lint attack fuzz soak bench gpu-check clean
 
 install: $(STAMP)
 
@@ -30,6 +30,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The attacks of docs/SECURITY.md against real processes, as a table.
+attack: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack
 
 fuzz: install
 	OMP_NUM_THREADS=1 HYPERCAST_FUZZ_REQUESTS=2000 $(BIN)/python -m pytest -q -s tests/fuzz/test_http.py
