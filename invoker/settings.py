@@ -160,12 +160,18 @@ def _sandbox(options: Options, redis_url: str) -> Sandbox:
         unconfined=options.allow_unconfined_handlers,
         ceilings=ceilings,
     )
-    if options.allow_handlers and not sandbox.unconfined and (missing := sandbox.missing()):
+    if options.allow_handlers and not sandbox.unconfined:
+        check_confinable(sandbox.missing())
+    return sandbox
+
+
+def check_confinable(missing: Sequence[str]) -> None:
+    """Raise SettingsError if the kernel lacks parts of what confines handlers."""
+    if missing:
         raise SettingsError(
             f"--allow-handlers: this machine cannot confine handlers. It lacks {'; and '.join(missing)}. "
             "With --allow-unconfined-handlers they run with what there is."
         )
-    return sandbox
 
 
 def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:

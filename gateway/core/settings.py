@@ -46,6 +46,7 @@ class RequestLimits:
     text_json: JsonBounds = JsonBounds(containers=1 << 16, strings=1 << 17, commas=1 << 19)
     image_json: JsonBounds = JsonBounds(containers=200_000, strings=1 << 17, commas=1 << 20)
     handler_json: JsonBounds = JsonBounds(containers=1 << 20, strings=1 << 20, commas=1 << 23)
+    first_byte_s: float = 10.0  # after which a connection that has sent nothing is closed
     body_idle_s: float = 30.0  # maximum pause between two pieces of a body
     body_total_s: float = 300.0  # maximum duration of a body, except uploads
     upload_bytes: int = 1 << 40

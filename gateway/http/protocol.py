@@ -28,7 +28,6 @@ from rdmacast.aio.eager import COMPLETED, Ready
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
 MAX_PIPELINED = 16  # requests that wait for the response before theirs
-_FIRST_BYTE_S = 10.0  # a connection that sends nothing is closed after this
 _UNSENT_BYTES = 16 << 10
 _FIELD_BYTES = 4  # the colon, a space and the line's end
 
@@ -137,6 +136,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self,
         *arguments: Any,
         head_s: float = 30.0,
+        first_byte_s: float = 10.0,
         stuck_s: float = 60.0,
         connections: ConnectionLimiter | None = None,
         **named: Any,
@@ -145,6 +145,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._connections = connections or ConnectionLimiter(NO_LIMIT)
         self._address = ""  # under which the connection is counted
         self._head_s = head_s
+        self._first_byte_s = min(first_byte_s, head_s)
         self._stuck_s = stuck_s
         self._timer: asyncio.TimerHandle | None = None
         self._head_until_s = 0.0
@@ -162,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         address = str(self.client[0]) if self.client else "local"
         if self._connections.admit(address):
             self._address = address
-            self._start_head_timer(min(self._head_s, _FIRST_BYTE_S))
+            self._start_head_timer(self._first_byte_s)
         else:
             message = "this gateway has too many open connections, in all or from this address: retry"
             self._refuse(ApiError(503, "overloaded", message, retry_after_s=1))

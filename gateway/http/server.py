@@ -36,6 +36,7 @@ class GatewayServer(uvicorn.Server):
                 http=partial(  # type: ignore[arg-type]
                     BoundedHttpProtocol,
                     head_s=settings.limits.body_idle_s,
+                    first_byte_s=settings.limits.first_byte_s,
                     stuck_s=settings.streams.write_timeout_s,
                     connections=ConnectionLimiter(connection_limit(settings.max_connections)),
                 ),

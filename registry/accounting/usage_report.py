@@ -1,7 +1,7 @@
 """Sums over request records: the whole days of a filter, and totals of rows. Pure."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 
@@ -69,6 +69,14 @@ def overlaps(interval: InstanceInterval, since: float | None, until: float | Non
     return (until is None or interval.from_at < until) and (
         since is None or since < interval.to_at or since <= interval.from_at
     )
+
+
+async def in_window(
+    pages: AsyncIterator[list[InstanceInterval]], since: float | None, until: float | None
+) -> list[InstanceInterval]:
+    """Return the intervals of `pages` with a moment in `[since, until)`, by their start."""
+    found = [one async for page in pages for one in page if overlaps(one, since, until)]
+    return sorted(found, key=lambda one: (one.from_at, one.instance_id, one.state))
 
 
 def by_end(intervals: Iterable[InstanceInterval]) -> list[InstanceInterval]:

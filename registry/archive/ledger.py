@@ -14,8 +14,8 @@ from registry.accounting.usage_report import (
     LONGEST_INTERVAL_S,
     bounded,
     day_of,
+    in_window,
     matches,
-    overlaps,
     split_days,
 )
 from registry.archive.files import ArchiveFiles
@@ -238,9 +238,7 @@ class ArchivedLedger(Ledger):
     async def intervals(
         self, *, since: float | None = None, until: float | None = None
     ) -> list[InstanceInterval]:
-        pages = self.interval_pages(since=since, until=until)
-        found = [one async for page in pages for one in page if overlaps(one, since, until)]
-        return sorted(found, key=lambda one: (one.from_at, one.instance_id, one.state))
+        return await in_window(self.interval_pages(since=since, until=until), since, until)
 
     async def interval_pages(
         self, *, since: float | None = None, until: float | None = None

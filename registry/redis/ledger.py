@@ -22,7 +22,7 @@ from registry.accounting.usage_report import (
     DaySplit,
     UsageTotals,
     bounded,
-    overlaps,
+    in_window,
     split_days,
 )
 from registry.codec import decode, encode
@@ -127,13 +127,7 @@ class RedisLedger(RedisLedgerArchive):
     async def intervals(
         self, *, since: float | None = None, until: float | None = None
     ) -> list[InstanceInterval]:
-        found = [
-            one
-            async for page in self.interval_pages(since=since, until=until)
-            for one in page
-            if overlaps(one, since, until)
-        ]
-        return sorted(found, key=lambda i: (i.from_at, i.instance_id, i.state))
+        return await in_window(self.interval_pages(since=since, until=until), since, until)
 
     async def interval_pages(
         self, *, since: float | None = None, until: float | None = None

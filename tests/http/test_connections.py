@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.http import protocol
+from gateway.core.settings import RequestLimits
 from gateway.http.connections import ConnectionLimiter
 from gateway.http.drain import InFlightLimiter
 from gateway.http.protocol import MAX_PIPELINED, BoundedHttpProtocol
@@ -61,9 +61,8 @@ async def test_connections_beyond_the_limit_are_refused_and_come_back() -> None:
                 pass
 
 
-async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_FIRST_BYTE_S", 0.05)
-    async with gateway() as gw:
+async def test_a_silent_connection_is_closed() -> None:
+    async with gateway(limits=RequestLimits(first_byte_s=0.05)) as gw:
         reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
         writer.write(_ASK[:10])
         assert await exchange(gw, b"") == b""

@@ -1,6 +1,7 @@
 """What was delivered is billed, and a spend limit holds for concurrent requests, too."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import openai
@@ -159,9 +160,18 @@ async def test_parameters_are_checked_before_anything_is_computed() -> None:
 async def test_a_spend_limit_holds_for_concurrent_requests() -> None:
     each = cost_nanos(RATE, 1, 1, 10)
 
+    answered, all_answered = Counter[str](), asyncio.Event()
+    asked = 1
+
+    def answer(kind: str) -> None:
+        answered[kind] += 1
+        if answered.total() >= asked:
+            all_answered.set()
+
     async def slow(call: FunctionCall) -> AsyncIterator[Event]:
         yield HOT
-        await asyncio.sleep(0.3)
+        answer("begun")
+        await all_answered.wait()  # each holds its reservation until all have been answered or begun
         yield Tokens(ids=(5,) * 10, finish_reason="length", gpu_us=500)
         yield RequestUsage(prompt_tokens=1, completion_tokens=10, gpu_us=500, exec_us=1)
 
@@ -175,10 +185,13 @@ async def test_a_spend_limit_holds_for_concurrent_requests() -> None:
             try:
                 await gw.openai(key).completions.create(model="coder", prompt="x", max_tokens=10)
             except openai.RateLimitError as error:
+                answer("refused")
                 return str(error.code)
             return "served"
 
         assert await ask() == "served"  # the estimate of its accelerator time is known from now on
+        asked = 41
+        all_answered.clear()
         outcomes = await asyncio.gather(*(ask() for _ in range(40)))
         assert set(outcomes) == {"served", "spend_limit_reserved"}
         assert 1 <= outcomes.count("served") <= 4
