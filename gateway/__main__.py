@@ -147,7 +147,9 @@ async def _serve(server: GatewayServer, services: Services, collector: BlobColle
             group.create_task(services.leases.run(), name="leases"),
             group.create_task(services.biller.outbox.run(), name="outbox"),
             group.create_task(collector.run(), name="blob collector"),
-            group.create_task(watch_loop_lag(_log, services.metrics.loop_lag.observe), name="loop lag"),
+            group.create_task(
+                watch_loop_lag(_log, partial(services.metrics.loop_lag.observe, ())), name="loop lag"
+            ),
         ]
         try:
             await server.serve_and_drain()

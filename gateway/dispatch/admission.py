@@ -1,6 +1,6 @@
 """Admission control: a bounded request queue per function version, fair between tenants.
 
-Synchronous; only the wake-ups are asyncio events.
+Synchronous; only a call that waits has an asyncio future.
 """
 
 import asyncio

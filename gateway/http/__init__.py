@@ -7,7 +7,6 @@
 - `drain`: the in-flight limit and the drain
 - `limits`: bounds on bodies, JSON decoding
 - `metrics`: Prometheus metrics
-- `loop_lag`: how late the event loop runs
 - `pieces`: JSON arrays of any length, in turns
 - `protocol`: HTTP/1.1 with a bounded head
 - `responses`: JSON responses

@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.cluster.cast_tracker import CastEnded
-from gateway.http.loop_lag import loop_lag_metric
 from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 
@@ -22,6 +21,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _START_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -40,6 +40,8 @@ class Latencies(Collector):
     def __init__(self, name: str, text: str, labels: Sequence[str], bounds_s: Sequence[float]) -> None:
         self._name, self._text, self._labels, self._bounds_s = name, text, labels, bounds_s
         self._counts: dict[tuple[str, ...], list[int]] = {}
+        if not labels:  # then there is one row, from the start
+            self._counts[()] = [0] * (len(bounds_s) + 1)
         self._sums: Tally[tuple[str, ...]] = Tally()
 
     def observe(self, labels: tuple[str, ...], seconds: float) -> None:
@@ -124,9 +126,15 @@ class Metrics:
             "Records of failed requests that wait in the outbox for the ledger.",
             registry=registry,
         )
-        self.loop_lag = loop_lag_metric(registry)
+        self.loop_lag = Latencies(
+            "hypercast_event_loop_lag_seconds",
+            "How much later than due the event loop ran a timer, measured every 50 ms.",
+            (),
+            _LAG_S,
+        )
         registry.register(_ClusterCollector(view, control, self.held))
-        for collector in (self.duration, self.first_token, self.per_token, self.phases, self.casts):
+        latencies = (self.duration, self.first_token, self.per_token, self.phases, self.casts, self.loop_lag)
+        for collector in latencies:
             registry.register(collector)
         registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))
 
