@@ -39,7 +39,7 @@ fuzz: install
 	OMP_NUM_THREADS=1 HYPERCAST_FUZZ_REQUESTS=2000 $(BIN)/python -m pytest -q -s tests/fuzz/test_http.py
 
 # Everything random with fresh seeds, which a failure prints; RDMA tests, which say so where they are skipped;
-# 200 casts with kills; twenty minutes of load with kills.
+# 200 casts with kills; an upgrade from an earlier release under load; twenty minutes of load with kills.
 ifndef SEED
 SEED := $(shell od -An -N2 -tu2 /dev/urandom | tr -d ' ')
 endif
@@ -48,7 +48,7 @@ soak: install
 	OMP_NUM_THREADS=1 HYPERCAST_FRESH_SEEDS=1 HYPERCAST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 tests/unit tests/contract tests/fuzz
 	$(BIN)/python -m tests.rdma
 	$(BIN)/python -m benchmarks.cast_faults --casts 200 --seed $(SEED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak tests/platform/test_soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s -m soak tests/platform/test_rolling_upgrade.py tests/platform/test_soak.py
 
 bench: install
 	mkdir -p .bench

@@ -1,17 +1,19 @@
 """Redis with replicas and a sentinel: a failover under load loses nothing acknowledged, restarts nothing."""
 
 import asyncio
-import threading
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx2
 import pytest
 
-from registry import keys
+from benchmarks.chaos.check import ledger_mismatches, read_ledger
+from benchmarks.chaos.load import MODEL, IssuedRequest, RequestFate, TenantClient, request_templates
+from benchmarks.harness.processes import ROOT
+from registry.accounting.reconciliation import BalanceVerdict
 from registry.errors import StateUnavailable
 from registry.redis.sentinel import parse_sentinel_url
 from registry.redis.state import RedisState
@@ -122,50 +124,67 @@ async def test_no_acknowledged_record_is_lost_when_the_master_is_killed(watched:
         assert row.requests == len(stored)
 
 
-def test_a_platform_serves_on_after_a_failover(watched: Watched, tmp_path: Path) -> None:
+STREAMS = 20
+
+
+async def test_a_platform_streams_on_after_a_failover(watched: Watched, tmp_path: Path) -> None:
     waits = ("--redis-url", watched.sentinel.url, "--redis-wait-replicas", "1")
-    platform = Platform(data=tmp_path / "data", flags=("--nodes", "1", "--device", "cpu", *waits))
+    flags = ("--nodes", "2", "--device", "cpu", "--meter-interval", "500ms", *waits)
+    platform = Platform(data=tmp_path / "data", flags=flags)
     platform.up()
     try:
-        platform.run("deploy", "builtin:echo", "--name", "echo")
-        calls = Calls(platform)
-        with calls:
-            platform.until("calls are answered", lambda: len(calls.answered) > ENOUGH)
+        platform.run("deploy", str(ROOT / "functions" / "tiny-coder"), "--name", MODEL)
+        key = platform.json("keys", "create", "--tenant", "acme", "--name", "streams")["key"]
+        before = {name: platform.process(name).pid for name in ("gateway", "node-0", "node-1")}
+        streams = Streams(TenantClient(0, platform.url, "acme", key))
+        async with asyncio.TaskGroup() as group:
+            for number in range(STREAMS):
+                group.create_task(streams.run(number))
+            await until(lambda: streams.finished(RequestFate.ACKNOWLEDGED) > STREAMS)
+            assert len(streams.open) > STREAMS / 2
             watched.master.kill()
-            platform.until(
-                "the replica is promoted", lambda: watched.sentinel.master_port() != watched.master.port
-            )
-            seen = len(calls.answered)
-            platform.until("calls are answered again", lambda: len(calls.answered) > seen + ENOUGH)
-        platform.run("deploy", "builtin:echo", "--name", "later")
-        lost = [one for one in calls.answered if not watched.promoted.call("HEXISTS", keys.REQUESTS, one)]
-        assert lost == []
+            await until(lambda: watched.sentinel.master_port() != watched.master.port)
+            seen = streams.finished(RequestFate.ACKNOWLEDGED)
+            await until(lambda: streams.finished(RequestFate.ACKNOWLEDGED) > seen + 2 * STREAMS)
+            streams.over = True
+        excused = (RequestFate.ACKNOWLEDGED, RequestFate.REFUSED, RequestFate.FAILED)
+        assert [str(one) for one in streams.issued if one.fate not in excused] == []
+        codes = {one.code for one in streams.issued if one.fate is RequestFate.FAILED}
+        assert codes <= {"billing_failed", "state_unavailable"}
+        await asyncio.to_thread(platform.run, "deploy", "builtin:echo", "--name", "later")
+        await asyncio.to_thread(platform.run, "invoke", "later", "--data", "{}")
+        assert {name: platform.process(name).pid for name in before} == before
     finally:
         platform.down()
+    async with RedisState.connect(watched.sentinel.url) as state:
+        books = await read_ledger(state)
+    assert books.reconcile().verdict is BalanceVerdict.EXACT
+    answered = [one for one in streams.issued if one.fate is RequestFate.ACKNOWLEDGED]
+    ids = {one.request_id for one in answered}
+    assert ledger_mismatches(answered, [one for one in books.records if one.response_id in ids]) == []
 
 
-class Calls:
-    """Calls one after another in a thread; `answered` has the ids of those with status 200."""
+class Streams:
+    """Clients which read one stream after another; `open` are the ids of those under way."""
 
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
-        self.answered: list[str] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+    def __init__(self, client: TenantClient) -> None:
+        self._client = client
+        self._works = [one for one in request_templates(48) if one.name in ("greedy", "seeded")]
+        self.issued: list[IssuedRequest] = []
+        self.open: set[str] = set()
+        self.over = False
 
-    def _run(self) -> None:
-        with self._platform.http() as http:
-            while not self._stop.is_set():
-                try:
-                    response = http.post("/functions/echo/invoke", json={"n": 1})
-                except httpx2.TransportError:
-                    continue
-                if response.status_code == 200:
-                    self.answered.append(response.headers["x-request-id"])
+    def finished(self, fate: RequestFate) -> int:
+        return sum(one.fate is fate for one in self.issued)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join(PATIENCE_S)
+    async def run(self, number: int) -> None:
+        for turn in itertools.count():
+            if self.over:
+                return
+            request_id, work = f"stream-{number}-{turn}", self._works[(number + turn) % len(self._works)]
+            self.open.add(request_id)
+            issued, _ = await self._client.ask(request_id, work, PATIENCE_S)
+            self.open.discard(request_id)
+            self.issued.append(issued)
+            if issued.fate is not RequestFate.ACKNOWLEDGED:
+                await asyncio.sleep(0.1)
