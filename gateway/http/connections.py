@@ -1,6 +1,8 @@
-"""The bound on open connections, in all and from one address."""
+"""The bound on open connections, in all and from one address, and what many of them leave in memory."""
 
+import ctypes
 import resource
+from collections.abc import Callable
 
 NO_LIMIT = 1 << 30
 # Descriptors for Redis, nodes, files and the listener, which clients must not take.
@@ -8,14 +10,20 @@ RESERVED_DESCRIPTORS = 256
 # An address may hold this many times the connections that are free for others: 4 of 5 by itself. A share
 # rather than a number, since all clients behind a proxy have its address.
 _SHARE_OF_FREE = 4
+_MANY = 256
 
 
 class ConnectionLimiter:
-    """A count of the open connections, with a limit in all and a share for each address."""
+    """A count of the open connections, with a limit in all and a share for each address.
 
-    def __init__(self, most: int) -> None:
+    Calls `on_ebb` each time that many connections were open and three of four are closed.
+    """
+
+    def __init__(self, most: int, on_ebb: Callable[[], None] = lambda: None) -> None:
         self.open = 0
+        self._peak = 0  # since the last ebb
         self._most = most
+        self._on_ebb = on_ebb
         self._addresses: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -27,6 +35,7 @@ class ConnectionLimiter:
         if free <= 0 or own >= _SHARE_OF_FREE * free:
             return False
         self.open += 1
+        self._peak = max(self._peak, self.open)
         self._addresses[address] = own + 1
         return True
 
@@ -35,6 +44,15 @@ class ConnectionLimiter:
         self.open -= 1
         if (own := self._addresses.pop(address)) > 1:
             self._addresses[address] = own - 1
+        if self._peak >= _MANY and self.open <= self._peak // 4:
+            self._peak = self.open
+            self._on_ebb()
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system: glibc keeps it where a small block lies above it on the heap."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def raise_descriptor_limit() -> None:

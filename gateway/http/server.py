@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.core.settings import GatewaySettings
-from gateway.http.connections import ConnectionLimiter, connection_limit
+from gateway.http.connections import ConnectionLimiter, connection_limit, trim_heap
 from gateway.http.drain import InFlightLimiter
 from gateway.http.protocol import BoundedHttpProtocol
 
@@ -21,6 +21,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _SHUTDOWN_S = 2  # for connections that are open after the grace time
 _KEEP_ALIVE_S = 75
+_TRIM_AFTER_S = 5.0  # when many connections have closed, and their last objects are freed
 
 
 class GatewayServer(uvicorn.Server):
@@ -38,7 +39,7 @@ class GatewayServer(uvicorn.Server):
                     head_s=settings.limits.body_idle_s,
                     first_byte_s=settings.limits.first_byte_s,
                     stuck_s=settings.streams.write_timeout_s,
-                    connections=ConnectionLimiter(connection_limit(settings.max_connections)),
+                    connections=ConnectionLimiter(connection_limit(settings.max_connections), self._on_ebb),
                 ),
                 ws="none",
                 lifespan="off",
@@ -72,6 +73,10 @@ class GatewayServer(uvicorn.Server):
     def leave(self) -> None:
         """Start to drain."""
         self._leave.set()
+
+    def _on_ebb(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(_TRIM_AFTER_S, loop.run_in_executor, None, trim_heap)
 
     async def serve_and_drain(self) -> None:
         """Serve until drained and closed."""

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 
+import psutil
 import pytest
 
 from gateway.core.settings import RequestLimits
@@ -40,6 +41,36 @@ def test_an_address_leaves_connections_to_others() -> None:
         limiter.release("flood")
     limiter.release("quiet")
     assert limiter.open == 0 and limiter.admit("flood")
+
+
+def test_an_ebb_is_announced_once_after_many_connections() -> None:
+    ebbs: list[int] = []
+    limiter = ConnectionLimiter(1000, lambda: ebbs.append(limiter.open))
+    for _ in range(2):
+        for _ in range(400):
+            limiter.admit("a")
+        for _ in range(400):
+            limiter.release("a")
+    for _ in range(100):
+        limiter.admit("a")
+        limiter.release("a")
+    assert ebbs == [100, 100]
+
+
+async def test_the_memory_of_many_connections_is_given_back() -> None:
+    async with gateway() as gw:
+        own = psutil.Process()
+        before = own.memory_info().rss
+        body = b"POST /v1/completions HTTP/1.1\r\nhost: gw\r\ncontent-length: 1000000\r\n\r\n" + bytes(65536)
+        writers = []
+        for _ in range(500):
+            _, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
+            writer.write(body)
+            writers.append(writer)
+        await until(lambda: own.memory_info().rss > before + (16 << 20))
+        for writer in writers:
+            writer.transport.abort()
+        await until(lambda: own.memory_info().rss < before * 1.2)
 
 
 async def test_connections_beyond_the_limit_are_refused_and_come_back() -> None:
