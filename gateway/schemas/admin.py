@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.validation import CURRENCY, SHA256, TENANT
-from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
 from registry.records.function import FunctionTask, Scaling
 from registry.records.live import LiveMode
 
@@ -117,7 +117,7 @@ class MissingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenant: Tenant
     name: Annotated[str, Meta(max_length=256)] = ""
-    role: Literal["admin", "caller"] = "caller"
+    role: KeyRole = KeyRole.CALLER
     functions: Annotated[list[ShortText], Meta(max_length=1024)] = []
     expires_in_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
     max_concurrent: Concurrent | None = None

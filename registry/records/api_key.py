@@ -5,9 +5,12 @@ from enum import StrEnum
 
 
 class KeyRole(StrEnum):
-    """The permissions of a key."""
+    """The permissions of a key; the gateway's table (gateway/core/rights.py) has them one by one."""
 
     ADMIN = "admin"  # everything
+    DEPLOYER = "deployer"  # manages its own tenant's functions, and does what a caller does
+    VIEWER = "viewer"  # sees functions, nodes, instances and casts of all tenants
+    BILLING = "billing"  # sees the usage of all tenants, and prices
     CALLER = "caller"  # calls functions, sees its own tenant's usage
 
 
