@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from registry.records.schema import BASE_SCHEMA, TENANCY_SCHEMA
+
 
 class KeyRole(StrEnum):
     """The permissions of a key; the gateway's table (gateway/core/rights.py) has them one by one."""
@@ -45,6 +47,11 @@ class ApiKey:
     tokens_per_minute: int | None = None
     spend_limit_nanos: int | None = None
     spend_period: SpendPeriod = SpendPeriod.MONTH
+
+    @property
+    def schema(self) -> int:
+        """The schema that the record needs."""
+        return BASE_SCHEMA if self.role in (KeyRole.ADMIN, KeyRole.CALLER) else TENANCY_SCHEMA
 
     @property
     def limited(self) -> bool:
