@@ -54,7 +54,9 @@ class FunctionResolver:
         Raises ModelNotFound, also for a function that the key's tenant may not call, and Forbidden for one
         that the key itself leaves out.
         """
-        index = self._fresh()
+        version = self.known(spec, key)
+        if version is not None:
+            return version
         match = _SPEC.fullmatch(spec)
         if match is None:
             raise ModelNotFound(spec)
@@ -62,17 +64,17 @@ class FunctionResolver:
         require_named(key, name)
         found = self._known(name, None if number is None else int(number))
         if found is not None:
-            index.found[spec] = found
-        else:
-            try:
-                head = await self._state.function(name)
-                version = await self._state.version(name, head.current if number is None else int(number))
-            except NotFound:
-                raise ModelNotFound(spec) from None
-            found = version, head.access.callers
-        if not may_call(key, name, found[1]):
-            raise ModelNotFound(spec)
-        return found[0]
+            self._fresh().found[spec] = found
+            if may_call(key, name, found[1]):
+                return found[0]
+        # One read for a function that is missing and for another tenant's: time does not tell them apart.
+        try:
+            head = await self._state.function(name)
+            if not may_call(key, name, head.access.callers):
+                raise ModelNotFound(spec)
+            return await self._state.version(name, head.current if number is None else int(number))
+        except NotFound:
+            raise ModelNotFound(spec) from None
 
     def visible(self, key: ApiKey) -> list[tuple[Function, FunctionVersion]]:
         """Return the functions that the key may call, with their current versions, sorted by name."""
