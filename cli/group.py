@@ -20,6 +20,7 @@ COMMANDS = {
     "list": ("cli.commands.functions", "List functions."),
     "describe": ("cli.commands.functions", "Show the settings, versions and instances of a function."),
     "rollback": ("cli.commands.functions", "Make an earlier version current."),
+    "share": ("cli.commands.share", "Change which tenants may call a function."),
     "delete": ("cli.commands.functions", "Delete a function with all its versions."),
     "invoke": ("cli.commands.invoke", "Call a function and print its response."),
     "warm": ("cli.commands.scaling", "Load a function's image into host memory."),

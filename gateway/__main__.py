@@ -32,7 +32,7 @@ from registry.config.secrets import load_or_create_admin_key
 from registry.errors import NewerSchema, RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
 from registry.redis.state import RedisState
-from registry.state import SCHEMA, ClusterConfig, State
+from registry.state import ClusterConfig, State
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -70,7 +70,7 @@ async def _cluster_config(state: State, store: BlobStore) -> ClusterConfig:
     while True:
         try:
             return await state.cluster_config(
-                ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url, schema=SCHEMA)
+                ClusterConfig(cluster_id=secrets.token_hex(8), store_url=store.url)
             )
         except NewerSchema:
             raise

@@ -59,7 +59,7 @@ from registry.channel.client import ChannelServer
 from registry.clock import Clock, SystemClock
 from registry.config.emulation import is_emulated, parse_device
 from registry.errors import NewerSchema, NotFound, StateUnavailable
-from registry.state import SCHEMA, ClusterConfig, State
+from registry.state import ClusterConfig, State
 
 LEAVE_TIMEOUT_S = 5.0  # for the last update of the registry
 EXIT_HANGING = 70  # exit code after an engine hung
@@ -357,12 +357,7 @@ async def _cluster_config(state: State, stop: asyncio.Event) -> ClusterConfig | 
     tries = 0
     while not stop.is_set():
         try:
-            config = await state.cluster_config()
-            if config.schema < SCHEMA:
-                raise StateUnavailable(
-                    f"records have schema {config.schema}, this node writes {SCHEMA}: upgrade the gateways"
-                )
-            return config
+            return await state.cluster_config()
         except NewerSchema:
             raise
         except (StateUnavailable, NotFound) as error:

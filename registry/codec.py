@@ -5,7 +5,10 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from registry.errors import InvalidRecord
-from registry.records.change import Change
+from registry.records.api_key import ApiKey
+from registry.records.change import Change, FunctionChanged
+from registry.records.function import Function, FunctionVersion
+from registry.records.schema import BASE_SCHEMA, check_schema
 
 T = TypeVar("T")
 
@@ -15,11 +18,26 @@ _CHANGES: dict[bytes, type[Change]] = {kind.__name__.encode(): kind for kind in 
 # Building a decoder costs far more than a decode.
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
+# Kinds of records that may be marked with a schema.
+_MARKED = frozenset({ApiKey, Function, FunctionChanged, FunctionVersion})
+
 encode = msgspec.json.Encoder().encode
 
 
+def encode_marked(record: object, schema: int) -> bytes:
+    """Encode a record that needs a schema: beyond the base as `[schema, record]`.
+
+    A release that knows only objects refuses the array, also one from before there was this mark.
+    """
+    raw = encode(record)
+    return raw if schema <= BASE_SCHEMA else b"[%d,%b]" % (schema, raw)
+
+
 def decode(kind: type[T], data: bytes | str, key: str) -> T:
-    """Decode a record of type `kind`. Raises InvalidRecord, which names `key`."""
+    """Decode a record of type `kind`. Raises InvalidRecord, which names `key`, and NewerSchema."""
+    if kind in _MARKED and data[:1] in (b"[", "["):
+        schema, data = decode(tuple[int, msgspec.Raw], data, key)
+        check_schema(schema)
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)

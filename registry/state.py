@@ -5,45 +5,38 @@ the fake; both pass one contract suite. Every method may raise StateUnavailable 
 every write is idempotent. A cancelled call leaves no half-read connection.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from registry.errors import NewerSchema
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
 from registry.records.fence import NO_FENCE, Fence
-from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.function import Access, Function, FunctionVersion, Scaling
+from registry.records.function_changes import AccessStep, keep_access
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.schema import BASE_SCHEMA, check_schema
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord
-
-# The schema of the records that this release writes, and the highest that it reads. Increase it with a change
-# that an earlier release would misread; a new field with a default is none.
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """The cluster's configuration, set at its first start and read by nodes that join.
 
-    `schema` is that of its records, raised by the first gateway of a release with a higher one.
+    `schema` is the highest that any of its records has needed (registry/records/schema.py).
     """
 
     cluster_id: str
     store_url: str
-    schema: int = 1
+    schema: int = BASE_SCHEMA
 
     def check_readable(self) -> "ClusterConfig":
         """Return this configuration. Raises NewerSchema if a later release has raised the schema."""
-        if self.schema > SCHEMA:
-            raise NewerSchema(
-                f"the cluster's records have schema {self.schema}, and this release reads {SCHEMA} at most: "
-                "upgrade this process"
-            )
+        check_schema(self.schema)
         return self
 
 
@@ -95,12 +88,15 @@ class ClusterState(Protocol):
         """
         ...
 
-    async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
+    async def create_version(
+        self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+    ) -> FunctionVersion:
         """Store `draft` under the next free number and (atomically) make it current.
 
-        `scaling=None` keeps the function's settings (defaults for a new function). A draft equal to the
-        current version except for `version` and `created_at` creates no new version: the current one is
-        returned, with its scaling updated.
+        `scaling=None` keeps the function's settings (defaults for a new function). `access` returns the
+        access to store for the present one (None for a new function), or raises to refuse the version. A
+        draft equal to the current version except for `version` and `created_at` creates no new version: the
+        current one is returned, with scaling and access updated.
         """
         ...
 
@@ -117,6 +113,10 @@ class ClusterState(Protocol):
     async def set_current(self, name: str, version: int) -> Function: ...
 
     async def set_scaling(self, name: str, scaling: Scaling) -> Function: ...
+
+    async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
+        """Replace (atomically) the function's access by that which `step` returns for it."""
+        ...
 
     async def delete_function(self, name: str) -> None: ...
 

@@ -59,6 +59,13 @@ ATTACKS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("the master of Redis killed", "no acknowledged record lost", ("tests/platform/test_failover.py",)),
     ("kills, failover and wrong clocks in the archive", "no row lost or doubled", (ARCHIVE,)),
     ("work that ends without a bill", "billed, limited", (BILLED,)),
+    (
+        "tenants' private functions: calls, names, changes",
+        "as if there were none",
+        ("tests/http/test_owners.py", "tests/platform/test_tenants.py"),
+    ),
+    ("every route with a key of every role", "403 without the right", ("tests/http/test_roles.py",)),
+    ("owners read by a release before them", "refused", ("tests/contract/test_state_access.py",)),
     ("local users, strangers at Redis", "refused", (PRIVATE,)),
 )
 

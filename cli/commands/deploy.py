@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cli.client import Client, segment
+from cli.commands.share import VISIBILITY, access_body
 from cli.errors import (
     AuthError,
     CliError,
@@ -68,6 +69,21 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
     "--task", type=click.Choice(TASKS), help="Task of the model.  [default: that of its architecture]"
 )
 @click.option("--description", help="Free-text description.")
+@click.option(
+    "--owner", metavar="TENANT", help="Tenant that it belongs to (admin keys).  [default: the operator]"
+)
+@click.option(
+    "--visibility",
+    type=VISIBILITY,
+    help="Let all tenants call it, or its owner and named ones.  [default: public if the operator's, "
+    "else private]",
+)
+@click.option(
+    "--share",
+    multiple=True,
+    metavar="TENANT[,TENANT]|all",
+    help="Let these tenants call it, too (repeatable).",
+)
 @click.option("--force", is_flag=True, help="Replace a function that has another task.")
 @output_option
 @client_options
@@ -78,6 +94,9 @@ def deploy_command(
     model: str | None,
     task: str | None,
     description: str | None,
+    owner: str | None,
+    visibility: str | None,
+    share: tuple[str, ...],
     force: bool,
     form: str,
     client: Client,
@@ -89,16 +108,20 @@ def deploy_command(
     folder with a function.yaml. Returns when the image is stored and one node has it in memory. Deploying
     to an existing name makes a new version, to which calls switch without a failed request.
 
+    What a key of the role `deployer` deploys belongs to its tenant and is private to it, unless it is shared;
+    what an admin key deploys is the operator's and public. A redeploy keeps owner and sharing.
+
     \b
     Examples:
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy some-org/some-model --dtype bfloat16
-      hypercast deploy functions/echo
-      hypercast deploy builtin:echo
+      hypercast deploy functions/echo --share globex,initech
+      hypercast deploy builtin:echo --share all
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
     scaling = {name: value for name, value in settings.items() if value is not None}
+    access = access_body(owner, visibility, share)
     try:
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
@@ -115,6 +138,7 @@ def deploy_command(
             check_task(client, chosen, str(bundle.task), bundle.architecture)
         send(client, bundle)
         body = registration(chosen, bundle, scaling) | ({"replace_task": True} if force else {})
+        body |= {"access": access} if access else {}
         with waiting("registering; loading the first copy into host memory"):
             made = client.json("POST", "/admin/functions", json=body)
     except (AuthError, TimeoutExceeded, UsageError, DeployError):

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from cli.client import Client, segment
+from cli.commands.share import shared
 from cli.errors import CliError, ForbiddenError, UsageError
 from cli.health import warn_if_unhealthy
 from cli.options import client_options, output_option
@@ -17,7 +18,7 @@ from cli.values import age_of, duration, human_bytes, utc
 
 LIST_FIELDS = (
     *("name", "version", "task", "state", "architecture", "dtype", "bytes", "image"),
-    *("ready", "starting", "min", "max", "created_at", "updated_at"),
+    *("ready", "starting", "min", "max", "created_at", "updated_at", "owner", "visibility", "shared_with"),
 )
 LIST_COLUMNS = (
     Column(field="name", shrink=16),
@@ -30,6 +31,8 @@ LIST_COLUMNS = (
     Column(field="max", numeric=True, wide=True, shown=lambda row: str(row["max"] or "all nodes")),
     Column(field="bytes", heading="SIZE", numeric=True, drop=1),
     Column(field="age", numeric=True, shown=lambda row: age_of(row["updated_at"])),
+    Column(field="owner", shrink=8, drop=4, shown=lambda row: row["owner"] or "-"),
+    Column(field="visibility", wide=True),
     Column(field="architecture", wide=True),
     Column(field="dtype", wide=True),
     Column(field="image", wide=True, shown=lambda row: (row["image"] or "")[:12]),
@@ -90,6 +93,9 @@ def summary(function: dict[str, Any]) -> dict[str, Any]:
         "max": scaling["max_instances"],
         "created_at": function["created_at"],
         "updated_at": current["created_at"],
+        "owner": function["owner"],
+        "visibility": function["visibility"],
+        "shared_with": function["shared_with"],
     }
 
 
@@ -111,8 +117,8 @@ def pipeline(one: dict[str, Any]) -> dict[str, Any]:
 def list_command(form: str, client: Client) -> None:
     """List functions.
 
-    READY is the number of instances that serve. With a key of the role `caller`, only the names of the
-    functions which the key may call.
+    READY is the number of instances that serve. A key of the role `deployer` sees those of its tenant, and
+    in outline those which it may call; a key of the role `caller` only the names of these.
 
     \b
     Examples:
@@ -154,7 +160,8 @@ def describe_command(name: str, form: str, client: Client) -> None:
         return
     write_fields(described(function, client.url))
     current = function["current"]["version"]
-    versions = [{**one, "current": one["version"] == current} for one in function["history"]]
+    history = function.get("history", ())  # not shown to those that may only call it
+    versions = [{**one, "current": one["version"] == current} for one in history]
     live = function["live"] or {}
     for rows, columns in (
         (versions, VERSION_COLUMNS),
@@ -188,6 +195,7 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Created": f"{utc(function['created_at'])} ({age_of(function['created_at'])} ago)",
         "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago"
         + (f" by key {current['deployed_by']}" if current.get("deployed_by") else ""),
+        "Owner": shared(function),
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
         "Image": image(current),

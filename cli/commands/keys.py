@@ -14,7 +14,7 @@ from cli.progress import note
 from cli.tables import Column, Row
 from cli.values import age_of, utc
 from registry.errors import InvalidRecord
-from registry.records.api_key import SpendPeriod
+from registry.records.api_key import KeyRole, SpendPeriod
 from registry.records.quota import SpendLimit, money, parse_spend_limit
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -126,10 +126,10 @@ def keys_command() -> None:
 @click.option("--name", default="", help="Free-text name.")
 @click.option(
     "--role",
-    type=click.Choice(["caller", "admin"]),
-    default="caller",
+    type=click.Choice([role.value for role in KeyRole]),
+    default=KeyRole.CALLER.value,
     show_default=True,
-    help="Callers call functions and see their tenant's usage; admins do all.",
+    help="What the key may do; see above.",
 )
 @click.option("--function", "functions", multiple=True, help="Only this function (repeatable).")
 @limit_options(liftable=False)
@@ -148,10 +148,20 @@ def create(
 ) -> None:
     """Create a key and print it. It cannot be shown again.
 
+    
+    Roles:
+      caller    calls functions, sees the usage of its tenant
+      deployer  deploys and manages functions of its tenant, and what a caller does
+      viewer    sees functions, nodes, instances and casts of all tenants
+      billing   sees usage and GPU time of all tenants, prices and the ledger's audit
+      admin     everything
+
     \b
     Examples:
       hypercast keys create --tenant acme --name ci
       hypercast keys create --tenant acme --function chat --spend-limit 50/month --expires 720h
+      hypercast keys create --tenant acme --role deployer --name ci
+      hypercast keys create --tenant finance --role billing
     """
     body = {
         "tenant": tenant,

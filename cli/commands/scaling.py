@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from cli.client import Client, raise_for, segment
-from cli.errors import CliError, UsageError
+from cli.errors import CliError, ForbiddenError, UsageError
 from cli.options import DURATION, LIVE, client_options, output_option
 from cli.output import emit_record
 from cli.progress import StageLine, note
@@ -104,7 +104,9 @@ def warm_command(name: str, nodes: int | None, on: tuple[str, ...], form: str, c
     """
     follow(client, f"/admin/functions/{segment(name)}/warm", {"nodes": nodes, "on": list(on)})
     if form in ("json", "csv"):
-        emit_record({"name": name, "tier": "host", "nodes": sorted(holders(client, name, "host"))}, form)
+        held = holders(client, name, "host")
+        shown = None if held is None else sorted(held)
+        emit_record({"name": name, "tier": "host", "nodes": shown}, form)
     note(f"{name} is in host memory")
 
 
@@ -131,6 +133,11 @@ def evict_command(name: str, tier: str, on: tuple[str, ...], form: str, client: 
     before = holders(client, name, tier)
     client.request("POST", f"/admin/functions/{segment(name)}/drop", json={"tier": tier, "on": list(on)})
     after = holders(client, name, tier)
+    if before is None or after is None:
+        if form in ("json", "csv"):
+            emit_record({"name": name, "tier": tier, "dropped": None, "kept": None}, form)
+        note(f"{name}: dropped what was idle from {tier} memory")
+        return
     dropped = sorted(set(before) - set(after))
     kept = sorted(node for node in after if not on or node in on)
     if form in ("json", "csv"):
@@ -144,10 +151,17 @@ def evict_command(name: str, tier: str, on: tuple[str, ...], form: str, client: 
     note(text)
 
 
-def holders(client: Client, name: str, tier: str) -> dict[str, str]:
-    """Return the nodes that hold the image of a function in a tier, each with its host."""
+def holders(client: Client, name: str, tier: str) -> dict[str, str] | None:
+    """Return the nodes that hold the image of a function in a tier, each with its host.
+
+    None for a key that may not see nodes, such as a deployer's.
+    """
+    try:
+        nodes = client.json("GET", "/admin/nodes")["nodes"]
+    except ForbiddenError:
+        return None
     return {
         node["id"]: node["host"]
-        for node in client.json("GET", "/admin/nodes")["nodes"]
+        for node in nodes
         if any(held.partition(":")[0] == name for held in node["tiers"].get(tier, ()))
     }

@@ -7,8 +7,9 @@
 - `admin_usage`: usage reports
 - `app`: the application
 - `blob_collector`: deletion of unused blobs
-- `bodies`: JSON bodies of the administration
+- `bodies`: JSON bodies of the administration, and the function that a request manages
 - `cast_view`: a cast as it is shown
+- `function_view`: a function as the API shows it
 - `operations`: the table of all operations, with their handlers
 - `routes_embeddings`: /v1/embeddings
 - `routes_functions`: the generic invoke

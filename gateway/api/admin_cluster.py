@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.bodies import read_json
+from gateway.api.bodies import managed_function, read_json
 from gateway.api.cast_view import show
 from gateway.core.errors import translate
 from gateway.core.request_context import RequestContext, request_context
@@ -99,8 +99,8 @@ class ClusterAdmin:
         return raw_json(b'{"casts":[%b]}' % b",".join(shown))
 
     async def _known(self, request: Request) -> str:
-        """Return the function's name. Raises NotFound."""
-        return (await self._services.state.function(request.path_params["name"])).name
+        """Return the function's name, if the key may manage it. Raises NotFound, Forbidden."""
+        return (await managed_function(request, self._services)).name
 
 
 def _node(up: NodeUp, snapshot: Snapshot) -> msgspec.Struct:

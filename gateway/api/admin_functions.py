@@ -1,20 +1,23 @@
 """/admin/functions: register, show, change and delete functions."""
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from gateway.api.blob_collector import BlobCollector, blobs_of
-from gateway.api.bodies import read_json
+from gateway.api.bodies import managed_function, read_json
+from gateway.api.function_view import function_view
 from gateway.core.errors import ApiError, BadRequest, Unprocessable
 from gateway.core.request_context import request_context
 from gateway.inference.assets import MAX_ASSET_BYTES, READ_FILES
 from gateway.requests.services import Services
-from gateway.schemas.admin import CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
+from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
+from gateway.tenants.access import may_read, planned_access
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.images.architectures import context_length_of
@@ -23,12 +26,14 @@ from registry.images.manifest import default_blocks
 from registry.records.function import (
     BUILTIN_PREFIX,
     BUILTINS,
+    Access,
     Function,
     FunctionTask,
     FunctionVersion,
     Scaling,
     check_name,
 )
+from registry.records.function_changes import no_function
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -51,7 +56,10 @@ class FunctionAdmin:
         """
         payload = await read_json(request, self._services, self._create, absent=b"{}")
         check_name(payload.name)
-        draft = await self._checked(payload, request_context(request.scope).caller.id)
+        key = request_context(request.scope).caller
+        access = partial(planned_access, key, payload.name, payload.access)
+        access(await self._access(payload.name))
+        draft = await self._checked(payload, key.id)
         await self._scaling(payload)
         await self._replaced(payload)
         request_context(request.scope).set_version(draft)
@@ -62,11 +70,12 @@ class FunctionAdmin:
             await self._check_blobs(draft)
             scaling = await self._scaling(payload)
             replaced = await self._replaced(payload)
-            version = await self._services.state.create_version(draft, scaling)
+            version = await self._services.state.create_version(draft, scaling, access)
             self._collector.unpin(blobs)
         request_context(request.scope).set_version(version)
         _log.info("registered %s:%d", version.function, version.version)
-        self._services.functions.set_current(version)
+        with contextlib.suppress(NotFound):  # deleted at once
+            self._services.functions.set_current(await self._services.state.function(payload.name), version)
         return CreatedFunction(
             name=version.function,
             version=version.version,
@@ -78,52 +87,69 @@ class FunctionAdmin:
         )
 
     async def list_all(self, request: Request) -> FunctionList:
-        """List all functions."""
+        """List the functions that the key may see."""
+        key, view = request_context(request.scope).caller, self._services.cluster.view()
         functions = await self._services.state.functions()
         versions = {(v.function, v.version): v for v in await self._services.state.versions()}
         shown = [
-            self._shown(function, versions[function.name, function.current])
+            function_view(key, view, function, versions[function.name, function.current])
             for function in functions
-            if (function.name, function.current) in versions
+            if (function.name, function.current) in versions and may_read(key, function)
         ]
         return FunctionList(functions=shown)
 
     async def show(self, request: Request) -> FunctionView:
         """Show a function with all its versions."""
         name = request.path_params["name"]
+        key = request_context(request.scope).caller
         function = await self._services.state.function(name)
+        if not may_read(key, function):
+            raise no_function(name)
         current = await self._services.state.version(name, function.current)
         history = await self._services.state.versions(name)
-        return self._shown(function, current, history)
+        return function_view(key, self._services.cluster.view(), function, current, history)
 
     async def change(self, request: Request) -> FunctionView:
-        """Change scaling settings."""
-        name = request.path_params["name"]
+        """Change scaling settings, owner or sharing."""
+        function = await managed_function(request, self._services)
         payload = await read_json(request, self._services, self._patch, absent=b"{}")
-        function = await self._services.state.function(name)
-        await self._services.state.set_scaling(name, payload.scaling.applied(function.scaling))
+        name, state = function.name, self._services.state
+        scaling = payload.scaling.applied(function.scaling)
+        if payload.access != AccessPatch():
+            access = partial(planned_access, request_context(request.scope).caller, name, payload.access)
+            function = await state.set_access(name, access)
+            version = await state.version(name, function.current)
+            self._services.functions.set_current(function, version)
+        if not payload.scaling.empty:
+            await state.set_scaling(name, scaling)
         return await self.show(request)
 
     async def rollback(self, request: Request) -> FunctionView:
         """Make an earlier version current; requests in flight end on the version that they have."""
-        name = request.path_params["name"]
+        function = await managed_function(request, self._services)
         payload = await read_json(request, self._services, self._rollback, absent=b"{}")
-        function = await self._services.state.function(name)
         number = payload.version if payload.version is not None else _version_before(function)
-        version = await self._services.state.version(name, number)
+        version = await self._services.state.version(function.name, number)
         await self._services.cluster.ensure_host_copy(version)
-        await self._services.state.set_current(name, number)
-        self._services.functions.set_current(version)
+        function = await self._services.state.set_current(function.name, number)
+        self._services.functions.set_current(function, version)
         return await self.show(request)
 
     async def delete(self, request: Request) -> DeletedFunction:
         """Delete the function, then the blobs that no other version uses."""
-        name = request.path_params["name"]
+        name = (await managed_function(request, self._services)).name
         versions = await self._services.state.versions(name)
         await self._services.state.delete_function(name)
         self._services.functions.remove(name)
         collected = await self._collector.collect(versions)
         return DeletedFunction(name=name, collected=len(collected))
+
+    async def _access(self, name: str) -> Access | None:
+        """Return the access of a function, None if it does not exist."""
+        try:
+            return (await self._services.state.function(name)).access
+        except NotFound:
+            return None
 
     async def _scaling(self, payload: CreateFunction) -> Scaling | None:
         """Return the scaling settings to store; None keeps those of a known function."""
@@ -241,27 +267,6 @@ class FunctionAdmin:
                 f"the image has {size} bytes, its manifest says {manifest.nbytes}", param="image"
             )
         return manifest.nbytes, default_blocks(manifest.nbytes)
-
-    def _shown(
-        self,
-        function: Function,
-        current: FunctionVersion,
-        history: Sequence[FunctionVersion] | UnsetType = UNSET,
-    ) -> FunctionView:
-        view = self._services.cluster.view()
-        instances = [i for i in view.instances if i.function == function.name]
-        known = [change.record for change in view.live]
-        live = [one for one in known if (one.function, one.version) == (function.name, current.version)]
-        return FunctionView(
-            name=function.name,
-            current=current,
-            versions=function.versions,
-            scaling=function.scaling,
-            created_at=function.created_at,
-            instances=instances,
-            live=live[0] if live else None,
-            history=history,
-        )
 
 
 def _version_before(function: Function) -> int:

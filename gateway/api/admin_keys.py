@@ -44,7 +44,7 @@ class KeyAdmin:
         expires_at = None if payload.expires_in_s is None else clock.wall_s() + payload.expires_in_s
         made = new_api_key(
             payload.tenant,
-            KeyRole(payload.role),
+            payload.role,
             payload.name,
             functions=[check_name(name) for name in payload.functions],
             expires_at=expires_at,

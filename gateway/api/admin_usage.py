@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gateway.core.errors import Forbidden
 from gateway.core.request_context import request_context
+from gateway.core.rights import Right, may
 from gateway.http.bounded_reads import BoundedReads
 from gateway.requests.services import Services
 from gateway.schemas.answers import (
@@ -40,7 +41,6 @@ from registry.accounting.reconciliation import BalanceVerdict
 from registry.accounting.tables import to_csv, to_parquet
 from registry.accounting.usage_report import COLUMNS, bounded, parse_by, split_days
 from registry.errors import NotFound
-from registry.records.api_key import KeyRole
 from registry.records.usage import RequestRecord
 from registry.state import Ledger, UsageFilter
 
@@ -157,7 +157,7 @@ def _where(request: Request) -> UsageFilter:
     """Return the filter of a request. Raises Forbidden for another tenant, Unprocessable."""
     key = request_context(request.scope).caller
     tenant = OF_TENANT.read(request)
-    if key.role is not KeyRole.ADMIN:
+    if not may(key, Right.ALL_TENANTS):
         if tenant not in (None, key.tenant):
             raise Forbidden(
                 f"this key may read the usage of its own tenant {key.tenant!r} only, not of {tenant!r}"

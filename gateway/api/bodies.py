@@ -1,14 +1,28 @@
-"""JSON bodies of the administration."""
+"""What requests of the administration name: their JSON bodies, and the function that the key manages."""
 
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from gateway.core.request_context import request_context
+from gateway.core.rights import Right, may
 from gateway.http.limits import decode, read_body
 from gateway.requests.services import Services
+from gateway.tenants.access import require_manage, require_named
+from registry.records.function import Function
 
 T = TypeVar("T")
+
+
+async def managed_function(request: Request, services: Services) -> Function:
+    """Return the function that the path names, if the key may change it. Raises NotFound, Forbidden."""
+    key, name = request_context(request.scope).caller, request.path_params["name"]
+    if not may(key, Right.ADMIN):
+        require_named(key, name, "manage")  # before it shows whether there is such a function
+    function = await services.state.function(name)
+    require_manage(key, function)
+    return function
 
 
 async def read_json(

@@ -15,6 +15,7 @@ from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
 from gateway.api.routes_system import SystemRoutes
 from gateway.api.uploads import BlobRoutes
+from gateway.core.rights import Right
 from gateway.schemas import admin, answers
 from gateway.schemas import parameters as p
 from gateway.schemas.casts import CastList
@@ -30,7 +31,6 @@ from gateway.schemas.operations import (
     TEXT,
     Handler,
     Operation,
-    RequiredKey,
 )
 from registry.records.usage import PriceRate, RequestRecord
 
@@ -58,27 +58,31 @@ Select = Callable[[Handlers], Handler]
 def _open(
     path: str, handler: Select, summary: str, answer: type | None = None, *others: str
 ) -> Operation[Handlers]:
-    return Operation("get", path, handler, summary, answer, needs=RequiredKey.NOTHING, others=others)
+    return Operation("get", path, handler, summary, answer, needs=Right.NONE, others=others)
 
 
 def _call(
     path: str, handler: Select, summary: str, body: type, answer: type, *others: str
 ) -> Operation[Handlers]:
     return Operation(
-        "post", path, handler, summary, answer, needs=RequiredKey.KEY, body=body, others=others, calls=True
+        "post", path, handler, summary, answer, needs=Right.CALL, body=body, others=others, calls=True
     )
 
 
 def _on_function(
     method: str, path: str, handler: Select, summary: str, answer: type | None, *failures: int, **more: Any
 ) -> Operation[Handlers]:
-    """Return an operation on the function that the path names; a body may be missing."""
+    """Return an operation on the function that the path names, by default one that changes it.
+
+    A body may be missing.
+    """
     return Operation(
         method,
         f"/admin/functions/{{name}}{path}",
         handler,
         summary,
         answer,
+        needs=more.pop("needs", Right.MANAGE_FUNCTIONS),
         parameters=(p.FUNCTION_NAME, *more.pop("parameters", ())),
         failures=(404, *failures),
         empty_body="body" in more,
@@ -122,16 +126,14 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         EmbeddingRequest,
         answers.EmbeddingList,
     ),
-    Operation(
-        "get", "/v1/models", lambda to: to.models.models, "The functions", ModelList, needs=RequiredKey.KEY
-    ),
+    Operation("get", "/v1/models", lambda to: to.models.models, "The functions", ModelList, needs=Right.CALL),
     Operation(
         "get",
         "/v1/models/{model}",
         lambda to: to.models.model,
         "One function",
         ModelCard,
-        needs=RequiredKey.KEY,
+        needs=Right.CALL,
         parameters=(p.MODEL,),
         failures=(404,),
     ),
@@ -140,7 +142,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "/functions/{function}/invoke",
         lambda to: to.functions.invoke,
         "Call any function; the body depends on its task",
-        needs=RequiredKey.KEY,
+        needs=Right.CALL,
         body=(JSON, "image/*"),
         others=(JSON, EVENTS),
         any_body=_INVOKE_BODIES,
@@ -154,13 +156,28 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.admin.create,
         "Register a version",
         admin.CreatedFunction,
+        needs=Right.MANAGE_FUNCTIONS,
         body=admin.CreateFunction,
         empty_body=True,
         status=201,
         failures=(*_WAITS, 507),
     ),
-    Operation("get", "/admin/functions", lambda to: to.admin.list_all, "All functions", answers.FunctionList),
-    _on_function("get", "", lambda to: to.admin.show, "One function", answers.FunctionView),
+    Operation(
+        "get",
+        "/admin/functions",
+        lambda to: to.admin.list_all,
+        "The functions that the key may see",
+        answers.FunctionList,
+        needs=Right.READ_FUNCTIONS,
+    ),
+    _on_function(
+        "get",
+        "",
+        lambda to: to.admin.show,
+        "One function",
+        answers.FunctionView,
+        needs=Right.READ_FUNCTIONS,
+    ),
     _on_function(
         "patch",
         "",
@@ -225,6 +242,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.blobs.missing,
         "Which blobs the store lacks",
         admin.MissingAnswer,
+        needs=Right.MANAGE_FUNCTIONS,
         body=admin.MissingBlobs,
     ),
     *(
@@ -234,6 +252,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
             lambda to: to.blobs.status,
             "The status of a blob",
             answers.BlobStatus,
+            needs=Right.MANAGE_FUNCTIONS,
             parameters=(p.DIGEST,),
             failures=(422,),
         )
@@ -245,14 +264,27 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.blobs.append,
         "Add bytes to an upload",
         answers.BlobProgress,
+        needs=Right.MANAGE_FUNCTIONS,
         body=(BYTES,),
         parameters=(p.DIGEST, p.UPLOAD_OFFSET, p.UPLOAD_LENGTH),
         failures=(409, 507),
         streamed_body=True,
     ),
-    Operation("get", "/admin/nodes", lambda to: to.cluster.nodes, "The nodes", answers.NodeList),
     Operation(
-        "get", "/admin/instances", lambda to: to.cluster.instances, "The instances", answers.InstanceList
+        "get",
+        "/admin/nodes",
+        lambda to: to.cluster.nodes,
+        "The nodes",
+        answers.NodeList,
+        needs=Right.READ_CLUSTER,
+    ),
+    Operation(
+        "get",
+        "/admin/instances",
+        lambda to: to.cluster.instances,
+        "The instances",
+        answers.InstanceList,
+        needs=Right.READ_CLUSTER,
     ),
     Operation(
         "get",
@@ -260,16 +292,25 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.cluster.casts,
         "The casts of images, with the progress of each node",
         CastList,
+        needs=Right.READ_CLUSTER,
         parameters=(p.OF_FUNCTION, p.OF_CAST, p.SUMMARY),
         failures=(422,),
     ),
-    Operation("get", "/admin/keys", lambda to: to.keys.list_keys, "The API keys", answers.KeyList),
+    Operation(
+        "get",
+        "/admin/keys",
+        lambda to: to.keys.list_keys,
+        "The API keys",
+        answers.KeyList,
+        needs=Right.ADMIN,
+    ),
     Operation(
         "post",
         "/admin/keys",
         lambda to: to.keys.create_key,
         "Create a key",
         answers.NewKey,
+        needs=Right.ADMIN,
         body=admin.CreateKey,
         status=201,
     ),
@@ -279,6 +320,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.keys.change_key,
         "Set or lift a key's limits",
         answers.KeyView,
+        needs=Right.ADMIN,
         body=admin.PatchKey,
         parameters=(p.KEY_ID,),
         failures=(404, 409),
@@ -289,16 +331,25 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.keys.revoke_key,
         "Revoke a key",
         answers.KeyView,
+        needs=Right.ADMIN,
         parameters=(p.KEY_ID,),
         failures=(404, 409),
     ),
-    Operation("get", "/admin/prices", lambda to: to.keys.list_prices, "The price table", answers.RateList),
+    Operation(
+        "get",
+        "/admin/prices",
+        lambda to: to.keys.list_prices,
+        "The price table",
+        answers.RateList,
+        needs=Right.READ_LEDGER,
+    ),
     Operation(
         "post",
         "/admin/prices",
         lambda to: to.keys.create_price,
         "Add a price",
         PriceRate,
+        needs=Right.ADMIN,
         body=admin.CreateRate,
         status=201,
         failures=(409,),
@@ -309,7 +360,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.usage.report,
         "Sums by function and tenant, or by other properties",
         answers.UsageReport,
-        needs=RequiredKey.KEY,
+        needs=Right.READ_USAGE,
         others=(CSV, PARQUET),
         parameters=(p.GROUP_BY, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.OF_KEY, p.FORMAT),
         failures=(422,),
@@ -320,7 +371,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.usage.summary,
         "A summary of a period by function and tenant",
         answers.UsageSummary,
-        needs=RequiredKey.KEY,
+        needs=Right.READ_USAGE,
         parameters=(p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT),
         failures=(422,),
     ),
@@ -330,7 +381,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.usage.gpu_time,
         "Accelerator time: allocated, attributed, loading, idle, lost",
         answers.GpuTimeReport,
-        needs=RequiredKey.KEY,
+        needs=Right.READ_USAGE,
         others=(CSV, PARQUET),
         parameters=(p.GPU_BY, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.RESOLUTION, p.FORMAT),
         failures=(422,),
@@ -341,6 +392,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.usage.check,
         "The audit of the ledger",
         answers.UsageAudit,
+        needs=Right.READ_LEDGER,
         parameters=(p.SINCE, p.UNTIL),
         failures=(422,),
     ),
@@ -350,7 +402,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.usage.show,
         "One request's record",
         RequestRecord,
-        needs=RequiredKey.KEY,
+        needs=Right.READ_USAGE,
         parameters=(p.REQUEST_ID,),
         failures=(404,),
     ),
@@ -360,12 +412,14 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.archive.files,
         "The files of the ledger's archive",
         answers.ArchiveList,
+        needs=Right.READ_LEDGER,
     ),
     Operation(
         "post",
         "/admin/usage/archive",
         lambda to: to.archive.archive,
         "Move closed days of the ledger from Redis to the archive",
+        needs=Right.ADMIN,
         body=admin.ArchiveUsage,
         empty_body=True,
         others=(LINES,),
@@ -376,6 +430,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "/admin/usage/delete",
         lambda to: to.archive.delete,
         "Delete a tenant's data from all records; the sums stay",
+        needs=Right.ADMIN,
         body=admin.DeleteUsage,
         others=(LINES,),
         failures=(409, 422, 507),

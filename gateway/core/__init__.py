@@ -7,6 +7,7 @@
 - `ids`: request and call ids
 - `open_call`: a call in progress, under its deadlines
 - `request_context`: the context of one HTTP request
+- `rights`: what the roles of keys may do
 - `settings`: flags of the gateway process
 - `validation`: messages for schema violations
 """

@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from gateway.core.contract import ClusterOperations
-from gateway.core.errors import Forbidden, ModelNotFound
+from gateway.core.errors import ModelNotFound
+from gateway.tenants.access import may_call, require_named
 from registry.clock import Clock
 from registry.errors import NotFound
 from registry.records.api_key import ApiKey
@@ -15,13 +16,15 @@ _SPEC = re.compile(rf"(?P<name>{NAME_PATTERN.pattern})(?::(?P<version>[1-9][0-9]
 _INDEX_S = 0.05  # the view folds the whole feed: too much for each request
 _RECENT_S = 2.0  # longer than the feed takes to return a change of this gateway
 
+Callers = frozenset[str] | None  # as Access.callers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Index:
     until_s: float
     functions: dict[str, Function]
     versions: dict[tuple[str, int], FunctionVersion]
-    found: dict[str, FunctionVersion]  # by what requests named, at most the entries of `versions` twice
+    found: dict[str, tuple[FunctionVersion, Callers]]  # by what requests named, at most `versions` twice
 
 
 class FunctionResolver:
@@ -35,28 +38,41 @@ class FunctionResolver:
         self._state = state
         self._clock = clock
         self._index: _Index | None = None
-        self._recent: dict[str, tuple[float, FunctionVersion]] = {}
+        self._recent: dict[str, tuple[float, FunctionVersion, Callers]] = {}
 
     def known(self, spec: str, key: ApiKey) -> FunctionVersion | None:
         """Return what `resolve` would, if it was found a moment ago."""
         found = self._fresh().found.get(spec)
-        return found if found is not None and may_call(key, found.function) else None
+        if found is None:
+            return None
+        version, callers = found
+        return version if may_call(key, version.function, callers) else None
 
     async def resolve(self, spec: str, key: ApiKey) -> FunctionVersion:
-        """Return the version named by `spec`. Raises ModelNotFound, Forbidden."""
-        index = self._fresh()
+        """Return the version named by `spec`.
+
+        Raises ModelNotFound, also for a function that the key's tenant may not call, and Forbidden for one
+        that the key itself leaves out.
+        """
+        version = self.known(spec, key)
+        if version is not None:
+            return version
         match = _SPEC.fullmatch(spec)
         if match is None:
             raise ModelNotFound(spec)
         name, number = match["name"], match["version"]
-        if not may_call(key, name):
-            raise Forbidden(f"this key may call other functions, but not {name!r}")
-        version = self._known(name, None if number is None else int(number))
-        if version is not None:
-            index.found[spec] = version
-            return version
+        require_named(key, name)
+        found = self._known(name, None if number is None else int(number))
+        if found is not None:
+            self._fresh().found[spec] = found
+            if may_call(key, name, found[1]):
+                return found[0]
+        # One read for a function that is missing and for another tenant's: time does not tell them apart.
         try:
-            return await self._state.version(name, None if number is None else int(number))
+            head = await self._state.function(name)
+            if not may_call(key, name, head.access.callers):
+                raise ModelNotFound(spec)
+            return await self._state.version(name, head.current if number is None else int(number))
         except NotFound:
             raise ModelNotFound(spec) from None
 
@@ -67,13 +83,14 @@ class FunctionResolver:
         for name in sorted(index.functions):
             function = index.functions[name]
             version = index.versions.get((name, function.current))
-            if version is not None and may_call(key, name):
+            if version is not None and may_call(key, name, function.access.callers):
                 pairs.append((function, version))
         return pairs
 
-    def set_current(self, version: FunctionVersion) -> None:
+    def set_current(self, function: Function, version: FunctionVersion) -> None:
         """Serve `version` as current before the feed reports it: this gateway has just made it so."""
-        self._recent[version.function] = (self._clock.monotonic_s() + _RECENT_S, version)
+        until_s = self._clock.monotonic_s() + _RECENT_S
+        self._recent[function.name] = (until_s, version, function.access.callers)
         self._index = None
 
     def remove(self, name: str) -> None:
@@ -81,17 +98,22 @@ class FunctionResolver:
         self._recent.pop(name, None)
         self._index = None
 
-    def _known(self, name: str, number: int | None) -> FunctionVersion | None:
+    def _known(self, name: str, number: int | None) -> tuple[FunctionVersion, Callers] | None:
         index = self._fresh()
-        if number is not None:
-            return index.versions.get((name, number))
-        if recent := self._recent.get(name):
-            until_s, version = recent
-            if self._clock.monotonic_s() < until_s:
-                return version
-            del self._recent[name]
         function = index.functions.get(name)
-        return None if function is None else index.versions.get((name, function.current))
+        callers = None if function is None else function.access.callers
+        if recent := self._recent.get(name):
+            until_s, version, callers_now = recent
+            if self._clock.monotonic_s() >= until_s:
+                del self._recent[name]
+            elif number is None or number == version.version:
+                return version, callers_now
+            else:
+                callers = callers_now
+        if function is None:
+            return None
+        found = index.versions.get((name, function.current if number is None else number))
+        return None if found is None else (found, callers)
 
     def _fresh(self) -> _Index:
         now = self._clock.monotonic_s()
@@ -104,8 +126,3 @@ class FunctionResolver:
                 found={},
             )
         return self._index
-
-
-def may_call(key: ApiKey, name: str) -> bool:
-    """Return whether the key may call the function; a key that names none may call all."""
-    return not key.functions or name in key.functions

@@ -10,13 +10,13 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.core.errors import ApiError, translate
 from gateway.core.ids import client_request_id, new_request_id
 from gateway.core.request_context import RequestContext, attach
+from gateway.core.rights import Right
 from gateway.http.access_log import AccessLog
 from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
 from gateway.http.limits import ClientGone
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
-from gateway.schemas.operations import RequiredKey
-from gateway.tenants.auth import require_admin
+from gateway.tenants.auth import require_right
 from rdmacast.aio.eager import COMPLETED, Ready, run_within
 
 _log = logging.getLogger("hypercast.gateway")
@@ -69,7 +69,7 @@ class RequestMiddleware:
         headers: dict[bytes, bytes],
         context: RequestContext,
     ) -> None:
-        if endpoint.needs is RequiredKey.NOTHING:
+        if endpoint.needs is Right.NONE:
             await endpoint(scope, receive, reply.send)
             return
         length = headers.get(b"content-length", b"0")
@@ -79,8 +79,7 @@ class RequestMiddleware:
             auth, header = self._services.auth, headers.get(b"authorization")
             context.key = auth.known(header) or await auth.authenticate(header)
             slot.tenant = self._services.limiter.charge(context.key.tenant)
-            if endpoint.needs is RequiredKey.ADMIN:
-                require_admin(context.key, scope["path"])
+            require_right(context.key, endpoint.needs, scope["path"])
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
             if not (endpoint.metered and context.key.limited):
@@ -113,7 +112,7 @@ class RequestMiddleware:
 
     def _finish(self, endpoint: Endpoint, scope: Scope, context: RequestContext, status: int) -> None:
         duration_s = self._services.clock.monotonic_s() - context.received_s
-        if endpoint.needs is not RequiredKey.NOTHING:
+        if endpoint.needs is not Right.NONE:
             path = _logged_path(scope["raw_path"][:_LOGGED_PATH_BYTES])
             self._access.add(
                 f"{context.request_id} {scope['method']} {path} {status} {duration_s * 1000:.1f} ms "

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.errors import ApiError
+from gateway.core.rights import Right
 from gateway.http.responses import json_response
-from gateway.schemas.operations import Handler, Operation, RequiredKey
+from gateway.schemas.operations import Handler, Operation
 
 H = TypeVar("H")
 
@@ -25,7 +26,7 @@ class Endpoint:
     """A handler with what the layers around it need. Quotas apply, and metrics count, if it is `metered`."""
 
     handler: Handler
-    needs: RequiredKey
+    needs: Right
     metered: bool = True
     status: int = 200
     streamed_body: bool = False
@@ -102,7 +103,7 @@ def _endpoint(operation: Operation[H], handlers: H) -> Endpoint:
     return Endpoint(
         handler=operation.handler(handlers),
         needs=operation.needs,
-        metered=operation.needs is not RequiredKey.NOTHING and not operation.path.startswith(_ADMIN),
+        metered=operation.needs is not Right.NONE and not operation.path.startswith(_ADMIN),
         status=operation.status,
         streamed_body=operation.streamed_body,
         follows=operation.follows,
@@ -120,9 +121,9 @@ def _failing(path: str, error: ApiError, methods: Methods | None = None) -> Endp
     async def fail(_: Request) -> object:
         raise error
 
-    needs = RequiredKey.KEY
+    needs = Right.KEY
     if methods:
         needs = next(iter(methods.values())).needs
     elif path.startswith(_ADMIN):
-        needs = RequiredKey.ADMIN
+        needs = Right.ADMIN
     return Endpoint(handler=fail, needs=needs, metered=not path.startswith(_ADMIN))

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from gateway.core.validation import CURRENCY, SHA256, TENANT
-from registry.records.api_key import ApiKey, SpendPeriod
-from registry.records.function import FunctionTask, Scaling
+from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
+from registry.records.function import MAX_SHARES, FunctionTask, Scaling
 from registry.records.live import LiveMode
 
 Digest = Annotated[str, Meta(pattern=SHA256)]
@@ -51,6 +51,19 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return all(getattr(self, name) is msgspec.UNSET for name in self.__struct_fields__)
 
 
+class AccessPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The owner and sharing of a function, to change; what is omitted stays.
+
+    A new function is its owner's and private; that of an admin key without `owner` is the operator's, and
+    public unless it is shared. `owner: null` is the operator.
+    """
+
+    owner: Tenant | msgspec.UnsetType | None = msgspec.UNSET
+    visibility: Literal["public", "private"] | msgspec.UnsetType = msgspec.UNSET
+    share: Annotated[list[Tenant], Meta(max_length=MAX_SHARES)] = []
+    unshare: Annotated[list[Tenant], Meta(max_length=MAX_SHARES)] = []
+
+
 class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A version to register. Its blobs must be in the store already.
 
@@ -66,6 +79,7 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     dtype: Annotated[str, Meta(max_length=32)] = ""
     context_length: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
     scaling: ScalingPatch = ScalingPatch()
+    access: AccessPatch = AccessPatch()
     description: Text = ""
     replace_task: bool = False
 
@@ -81,7 +95,8 @@ class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PatchFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    scaling: ScalingPatch
+    scaling: ScalingPatch = ScalingPatch()
+    access: AccessPatch = AccessPatch()
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,7 +132,7 @@ class MissingAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class CreateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tenant: Tenant
     name: Annotated[str, Meta(max_length=256)] = ""
-    role: Literal["admin", "caller"] = "caller"
+    role: KeyRole = KeyRole.CALLER
     functions: Annotated[list[ShortText], Meta(max_length=1024)] = []
     expires_in_s: Annotated[float, Meta(gt=0, le=10 * 365 * 86400)] | None = None
     max_concurrent: Concurrent | None = None

@@ -98,7 +98,11 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A function. `live` is the last decision on serving while loading; `history` are all versions."""
+    """A function. `live` is the last decision on serving while loading; `history` are all versions.
+
+    `owner` is a tenant, null for the operator. Keys that may call a function and not manage it are not shown
+    its files, instances and the tenants that it is shared with.
+    """
 
     name: str
     current: FunctionVersion
@@ -106,6 +110,9 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling
     created_at: float
     instances: Sequence[InstanceRecord]
+    owner: str | None
+    visibility: Literal["public", "private"]
+    shared_with: Sequence[str]
     live: LiveRecord | None = None
     history: Sequence[FunctionVersion] | msgspec.UnsetType = msgspec.UNSET
 

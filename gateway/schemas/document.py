@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from gateway.core.errors import OPENAI_PATHS
+from gateway.core.rights import Right, roles_with
 from gateway.schemas.answers import VERSION
 from gateway.schemas.openai import ChatMessage, ErrorEnvelope
-from gateway.schemas.operations import EVENTS, JSON, Operation, RequiredKey
+from gateway.schemas.operations import EVENTS, JSON, Operation
 from gateway.schemas.parameters import CLIENT_REQUEST_ID, Parameter
 
 Json = dict[str, object]
@@ -102,7 +103,7 @@ def document(operations: Sequence[Operation[Any]]) -> bytes:
 def statuses(op: Operation[Any]) -> frozenset[int]:
     """Return every error status of the operation."""
     found = {*_EVERYWHERE, *op.failures}
-    if op.needs is not RequiredKey.NOTHING:
+    if op.needs is not Right.NONE:
         found.update(_WITH_KEY)
     if op.body is not None:
         found.update(_WITH_BODY)
@@ -143,8 +144,10 @@ def _operation(op: Operation[Any]) -> Json:
         described["responses"] = _without_content(described["responses"])
     if op.body is not None:
         described["requestBody"] = {"required": not op.empty_body, "content": _body(op)}
-    if op.needs is RequiredKey.NOTHING:
+    if op.needs is Right.NONE:
         described["security"] = []
+    else:
+        described["description"] = f"For keys of the roles: {', '.join(roles_with(op.needs))}"
     return described
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from enum import StrEnum
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
 
+from gateway.core.rights import Right
 from gateway.schemas.parameters import Parameter
 
 JSON = "application/json"
@@ -21,14 +21,6 @@ H = TypeVar("H")
 
 Handler = Callable[[Request], Awaitable[object]]
 """Returns the struct or record to send as JSON, or an ASGI application as the response."""
-
-
-class RequiredKey(StrEnum):
-    """The API key that an operation needs."""
-
-    NOTHING = "nothing"
-    KEY = "key"
-    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class Operation(Generic[H]):
     summary: str
     answer: object = None
     _: KW_ONLY
-    needs: RequiredKey = RequiredKey.ADMIN
+    needs: Right
     body: type | tuple[str, ...] | None = None
     empty_body: bool = False
     others: tuple[str, ...] = ()

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.core.errors import Forbidden, Unauthorized
+from gateway.core.rights import RIGHTS, Right, may, roles_with
 from registry.clock import Clock
 from registry.config.secrets import check_usable, matches, parse_key
 from registry.errors import KeyRefused, NotFound
-from registry.records.api_key import ApiKey, KeyRole
+from registry.records.api_key import ApiKey
 from registry.state import KeyState
 
 N = TypeVar("N")
@@ -116,12 +117,18 @@ def _put(cache: OrderedDict[N, T], name: N, value: T, capacity: int) -> None:
         cache.popitem(last=False)
 
 
-def require_admin(key: ApiKey, path: str) -> None:
-    """Raise Forbidden unless the key has the role of an admin."""
-    if key.role is not KeyRole.ADMIN:
-        raise Forbidden(f"{path} needs an admin key; this key has the role {key.role.value!r}")
+def require_right(key: ApiKey, right: Right, path: str) -> None:
+    """Raise Forbidden unless the key's role has the right."""
+    if right not in RIGHTS[key.role]:
+        roles = " or ".join(roles_with(right))
+        raise Forbidden(f"{path} needs a key of the role {roles}; this key has the role {key.role.value!r}")
 
 
 def may_see_tenant(key: ApiKey, tenant: str) -> bool:
-    """Return whether the key may see records of `tenant`."""
-    return key.role is KeyRole.ADMIN or key.tenant == tenant
+    """Return whether what the key may see includes the data of `tenant`."""
+    return key.tenant == tenant or may(key, Right.ALL_TENANTS)
+
+
+def may_manage(key: ApiKey, owner: str) -> bool:
+    """Return whether the key may change a function of this owner; the operator's own have the owner ""."""
+    return may(key, Right.MANAGE_FUNCTIONS) and may_see_tenant(key, owner)

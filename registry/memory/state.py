@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -31,9 +31,11 @@ from registry.records.change import (
     VersionLoad,
 )
 from registry.records.fence import NO_FENCE, Fence
-from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.function import Access, Function, FunctionVersion, Scaling
 from registry.records.function_changes import (
+    AccessStep,
     KnownFunction,
+    keep_access,
     no_function,
     no_version,
     plan_current,
@@ -132,16 +134,18 @@ class MemoryState(MemoryLedger, State):
         self._config = self._config or default
         if self._config is None:
             raise NotFound("the cluster has no configuration yet: start a gateway first")
-        if default is not None and self._config.schema < default.schema:
-            self._config = replace(self._config, schema=default.schema)
+        if default is not None:
+            self._raise_schema(default.schema)
         return self._config.check_readable()
 
-    async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
+    async def create_version(
+        self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+    ) -> FunctionVersion:
         name = draft.function
         head = self._heads.get(name)
         current = self._versions[name, head.current] if head else None
         known = KnownFunction(head=head, current=current, last=self._last_versions.get(name, 0))
-        planned = plan_version(known, draft, scaling)
+        planned = plan_version(known, draft, scaling, access)
         if planned.is_new:
             self._versions[name, planned.result.version] = planned.result
             self._last_versions[name] = planned.result.version
@@ -176,6 +180,10 @@ class MemoryState(MemoryLedger, State):
     async def set_scaling(self, name: str, scaling: Scaling) -> Function:
         head = await self.function(name)
         return self._update(head, replace(head, scaling=scaling))
+
+    async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
+        head = await self.function(name)
+        return self._update(head, replace(head, access=step(head.access)))
 
     async def delete_function(self, name: str) -> None:
         head = await self.function(name)
@@ -313,6 +321,7 @@ class MemoryState(MemoryLedger, State):
         return self._feed.watch(cursor)
 
     async def put_key(self, key: ApiKey) -> None:
+        self._raise_schema(key.schema)
         self._keys[key.id] = key
 
     async def key(self, key_id: str) -> ApiKey:
@@ -368,7 +377,12 @@ class MemoryState(MemoryLedger, State):
             self._set_head(new)
         return new
 
+    def _raise_schema(self, schema: int) -> None:
+        if self._config is not None and self._config.schema < schema:
+            self._config = replace(self._config, schema=schema)
+
     def _set_head(self, head: Function) -> None:
+        self._raise_schema(head.schema)
         self._heads[head.name] = head
         current = self._versions[head.name, head.current]
         self._feed.publish(FunctionChanged(function=head, version=current))

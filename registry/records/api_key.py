@@ -3,11 +3,16 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from registry.records.schema import BASE_SCHEMA, TENANCY_SCHEMA
+
 
 class KeyRole(StrEnum):
-    """The permissions of a key."""
+    """The permissions of a key; the gateway's table (gateway/core/rights.py) has them one by one."""
 
     ADMIN = "admin"  # everything
+    DEPLOYER = "deployer"  # manages its own tenant's functions, and does what a caller does
+    VIEWER = "viewer"  # sees functions, nodes, instances and casts of all tenants
+    BILLING = "billing"  # sees the usage of all tenants, and prices
     CALLER = "caller"  # calls functions, sees its own tenant's usage
 
 
@@ -42,6 +47,11 @@ class ApiKey:
     tokens_per_minute: int | None = None
     spend_limit_nanos: int | None = None
     spend_period: SpendPeriod = SpendPeriod.MONTH
+
+    @property
+    def schema(self) -> int:
+        """The schema that the record needs."""
+        return BASE_SCHEMA if self.role in (KeyRole.ADMIN, KeyRole.CALLER) else TENANCY_SCHEMA
 
     @property
     def limited(self) -> bool:

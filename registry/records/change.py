@@ -59,6 +59,10 @@ class FunctionChanged:
     function: Function
     version: FunctionVersion
 
+    @property
+    def schema(self) -> int:
+        return self.function.schema
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionDeleted:

@@ -7,11 +7,13 @@ from enum import StrEnum
 
 from registry.errors import InvalidRecord
 from registry.records.live import LiveMode
+from registry.records.schema import BASE_SCHEMA, TENANCY_SCHEMA
 
 # Handlers that are part of the node; `builtin:NAME` is the architecture of their functions.
 BUILTINS = frozenset({"echo"})
 BUILTIN_PREFIX = "builtin:"
 
+MAX_SHARES = 256
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -89,14 +91,45 @@ class FunctionVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Which tenant a function belongs to, and which tenants may call it.
+
+    `owner` is "" for the operator of the platform. A private function is called by its owner and the tenants
+    that it is shared with, another by all.
+    """
+
+    owner: str = ""
+    private: bool = False
+    shared_with: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.shared_with) > MAX_SHARES:
+            raise InvalidRecord(f"a function is shared with at most {MAX_SHARES} tenants, or with all")
+
+    @property
+    def callers(self) -> frozenset[str] | None:
+        """The tenants that may call the function; None for all."""
+        return frozenset((self.owner, *self.shared_with)) if self.private else None
+
+
+OPEN_ACCESS = Access()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """The mutable head of a function: its current version and its scaling."""
+    """The mutable head of a function: its current version, scaling and access."""
 
     name: str
     current: int
     versions: tuple[int, ...]
     scaling: Scaling = field(default_factory=Scaling)
     created_at: float = 0.0
+    access: Access = OPEN_ACCESS
+
+    @property
+    def schema(self) -> int:
+        """The schema that the record and those of its versions need."""
+        return BASE_SCHEMA if self.access == OPEN_ACCESS else TENANCY_SCHEMA
 
 
 def check_name(name: str) -> str:

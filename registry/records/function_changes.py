@@ -3,10 +3,14 @@
 Both states apply what these return by compare-and-set on the head that was read.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from registry.errors import NotFound
-from registry.records.function import Function, FunctionVersion, Scaling, check_name
+from registry.records.function import OPEN_ACCESS, Access, Function, FunctionVersion, Scaling, check_name
+
+AccessStep = Callable[[Access | None], Access]
+"""Returns the access to store for a function's present one, None for a new function; raises to refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,14 @@ class PlannedVersion:
     is_new: bool
 
 
-def plan_version(known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None) -> PlannedVersion:
+def keep_access(known: Access | None) -> Access:
+    """Leave the access as it is; a new function is the operator's, open to all."""
+    return known or OPEN_ACCESS
+
+
+def plan_version(
+    known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+) -> PlannedVersion:
     """Make `draft` current as the next number, unless it equals the current but for number, time and key."""
     check_name(draft.function)
     head, current = known.head, known.current
@@ -43,9 +54,10 @@ def plan_version(known: KnownFunction, draft: FunctionVersion, scaling: Scaling 
             versions=(first.version,),
             scaling=scaling or Scaling(),
             created_at=draft.created_at,
+            access=access(None),
         )
         return PlannedVersion(head=head, result=first, is_new=True)
-    head = replace(head, scaling=scaling or head.scaling)
+    head = replace(head, scaling=scaling or head.scaling, access=access(head.access))
     same = replace(
         draft, version=current.version, created_at=current.created_at, deployed_by=current.deployed_by
     )

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from registry import keys
-from registry.codec import decode, encode
+from registry.codec import decode, encode_marked
 from registry.errors import InvalidRecord
 from registry.records.change import FunctionChanged, FunctionDeleted
-from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.function import Access, Function, FunctionVersion, Scaling
 from registry.records.function_changes import (
+    AccessStep,
     KnownFunction,
+    keep_access,
     no_function,
     no_version,
     plan_current,
@@ -48,15 +50,18 @@ return 1
 class RedisFunctions(RedisStore):
     """Functions and their versions."""
 
-    async def create_version(self, draft: FunctionVersion, scaling: Scaling | None) -> FunctionVersion:
+    async def create_version(
+        self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+    ) -> FunctionVersion:
         name = draft.function
         while True:
             raw, known = await self._known(name)
-            planned = plan_version(known, draft, scaling)
+            planned = plan_version(known, draft, scaling, access)
             if planned.head == known.head:
                 return planned.result
             change = FunctionChanged(function=planned.head, version=planned.result)
-            new = {planned.result.version: encode(planned.result)} if planned.is_new else {}
+            encoded = encode_marked(planned.result, planned.head.schema)
+            new = {planned.result.version: encoded} if planned.is_new else {}
             if await self._swap(name, raw, known.last, planned.head, change, new):
                 return planned.result
 
@@ -96,6 +101,9 @@ class RedisFunctions(RedisStore):
 
     async def set_scaling(self, name: str, scaling: Scaling) -> Function:
         return await self._update(name, lambda head: replace(head, scaling=scaling))
+
+    async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
+        return await self._update(name, lambda head: replace(head, access=step(head.access)))
 
     async def delete_function(self, name: str) -> None:
         attempted = False
@@ -157,7 +165,10 @@ class RedisFunctions(RedisStore):
         versions: Mapping[int, bytes],
     ) -> bool:
         fields = [part for number, raw in versions.items() for part in (keys.version(name, number), raw)]
-        head, highest = b"" if new is None else encode(new), max(last, *versions) if versions else last
+        head, highest = b"", max(last, *versions) if versions else last
+        if new is not None:
+            await self._raise_schema(new.schema)
+            head = encode_marked(new, new.schema)
         found = [keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS]
         entry = feed_entry(change)
         return bool(await self._change(_SWAP, found, name, old, last, head, highest, *entry, *fields))

@@ -4,12 +4,11 @@ The other modules of this package hold its parts. Each change is one Lua script 
 records are JSON; reads that span keys are scripts too.
 """
 
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from registry import keys
-from registry.codec import decode, encode
+from registry.codec import decode, encode, encode_marked
 from registry.errors import Conflict, NotFound
 from registry.records.api_key import ApiKey
 from registry.redis.casts import RedisCasts
@@ -32,13 +31,6 @@ if found == ARGV[3] then return 1 end
 if found ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 if ARGV[4] == '0' then redis.call('HDEL', KEYS[2], 'tokens') end
-return 1
-""")
-
-
-# Replace the configuration unless another gateway did. KEYS cluster; ARGV before after
-_RAISE_SCHEMA = LuaScript("""
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) end
 return 1
 """)
 
@@ -101,13 +93,13 @@ class RedisState(
             raise NotFound("the cluster has no configuration yet: start a gateway first")
         config = decode(ClusterConfig, raw, keys.CLUSTER)
         if default is not None and config.schema < default.schema:
-            raised = encode(replace(config, schema=default.schema))
-            await self._redis.script(_RAISE_SCHEMA, [keys.CLUSTER], [raw, raised])
+            await self._raise_schema(default.schema)
             return await self.cluster_config()
         return config.check_readable()
 
     async def put_key(self, key: ApiKey) -> None:
-        await self._redis.call("HSET", keys.API_KEYS, key.id, encode(key))
+        await self._raise_schema(key.schema)
+        await self._redis.call("HSET", keys.API_KEYS, key.id, encode_marked(key, key.schema))
 
     async def key(self, key_id: str) -> ApiKey:
         return decode(ApiKey, await self._raw_key(key_id), f"{keys.API_KEYS}[{key_id}]")
@@ -118,7 +110,7 @@ class RedisState(
         if found not in (before, after) or not await self._redis.script(
             _REPLACE_KEY,
             [keys.API_KEYS, keys.bucket(before.id)],
-            [before.id, raw, encode(after), int(after.tokens_per_minute is not None)],
+            [before.id, raw, encode_marked(after, after.schema), int(after.tokens_per_minute is not None)],
         ):
             raise Conflict(f"the key {before.id} was changed concurrently")
 

@@ -18,7 +18,8 @@ from registry.records.change import (
     VersionLoad,
 )
 from registry.records.function import Scaling
-from registry.state import SCHEMA, ClusterConfig, State
+from registry.records.schema import SCHEMA
+from registry.state import ClusterConfig, State
 from tests.fixtures.registry_records import draft, instance, node
 from tests.fixtures.state import FEED_LENGTH, after
 

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp
 from gateway.api.app import make_handlers
 from gateway.api.blob_collector import BlobCollector
 from gateway.api.operations import OPERATIONS
+from gateway.core.rights import Right
 from gateway.requests.generation_reply import StreamReply
 from gateway.requests.services import Services
 from gateway.schemas import parameters
 from gateway.schemas.document import document, statuses
-from gateway.schemas.operations import RequiredKey
 from gateway.schemas.parameters import Parameter
 
 GATEWAY = Path(parameters.__file__).parents[1]
@@ -84,7 +84,7 @@ def test_every_operation_tells_its_failures_in_the_envelope() -> None:
         assert {int(status) for status in responses} == statuses(op) | {op.status} | (
             {503} if op.path in ("/readyz", "/health") else set()
         )
-        if op.needs is not RequiredKey.NOTHING:
+        if op.needs is not Right.NONE:
             assert {"401", "403", "429", "503"} <= set(responses)
     for response in shared.values():
         assert response["content"]["application/json"]["schema"] == {

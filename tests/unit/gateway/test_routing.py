@@ -9,9 +9,9 @@ from gateway.api.app import make_handlers
 from gateway.api.blob_collector import BlobCollector
 from gateway.api.operations import OPERATIONS
 from gateway.core.errors import ApiError
+from gateway.core.rights import Right
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
-from gateway.schemas.operations import RequiredKey
 
 HANDLERS = make_handlers(cast(Services, None), cast(BlobCollector, None))
 ROUTER = Router(OPERATIONS, HANDLERS)
@@ -81,6 +81,6 @@ async def test_a_wrong_method_names_the_right_ones() -> None:
 
 
 def test_unknown_paths_need_a_key() -> None:
-    assert find("GET", "/nowhere")[0].needs is RequiredKey.KEY
-    assert find("GET", "/admin/nowhere")[0].needs is RequiredKey.ADMIN
-    assert find("POST", "/livez")[0].needs is RequiredKey.NOTHING
+    assert find("GET", "/nowhere")[0].needs is Right.KEY
+    assert find("GET", "/admin/nowhere")[0].needs is Right.ADMIN
+    assert find("POST", "/livez")[0].needs is Right.NONE
