@@ -127,7 +127,6 @@ async def run(settings: GatewaySettings) -> None:
             store,
             state,
             clock,
-            holder=gateway_id,
             grace_s=settings.blob_grace_s,
             also_used=archive.digests,
             is_kept=archive.files.is_archive,

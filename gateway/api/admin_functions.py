@@ -58,10 +58,11 @@ class FunctionAdmin:
         blobs = blobs_of(draft)
         self._collector.renew_pins(blobs)
         await self._services.cluster.ensure_host_copy(draft)
-        async with self._collector.exclusive():
+        async with self._collector.exclusive() as lease:
             await self._check_blobs(draft)
             scaling = await self._scaling(payload)
             replaced = await self._replaced(payload)
+            await lease.renew()
             version = await self._services.state.create_version(draft, scaling)
             self._collector.unpin(blobs)
         request_context(request.scope).set_version(version)
