@@ -106,7 +106,11 @@ async def run(settings: GatewaySettings) -> None:
                 dial=channel_dialer(settings.secret),
                 gateway_id=gateway_id,
                 clock=clock,
-                settings=ControlSettings(cast_plan=settings.cast_plan, link_bytes_s=settings.link_bytes_s),
+                settings=ControlSettings(
+                    cast_plan=settings.cast_plan,
+                    link_bytes_s=settings.link_bytes_s,
+                    cluster_secrets=(settings.secret,),
+                ),
                 archiver=archive.archiver,
             )
         )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +17,7 @@ from gateway.requests.services import Services
 from gateway.schemas.admin import CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
+from registry.config.handler_spec import HandlerSpec
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.images.architectures import context_length_of
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
@@ -112,6 +114,7 @@ class FunctionAdmin:
         function = await self._services.state.function(name)
         number = payload.version if payload.version is not None else _version_before(function)
         version = await self._services.state.version(name, number)
+        await self._check_secrets(version)
         await self._services.cluster.ensure_host_copy(version)
         await self._services.state.set_current(name, number)
         self._services.functions.set_current(version)
@@ -172,16 +175,26 @@ class FunctionAdmin:
         if payload.task is not FunctionTask.HANDLER:
             await self._check_readable(version)
         elif FILE_NAME in version.assets:
-            await self._check_settings(version.assets[FILE_NAME])
+            handler = await self._checked_handler(version.assets[FILE_NAME])
+            version = replace(version, secrets=handler.secrets if handler else ())
+            await self._check_secrets(version)
         return version
 
-    async def _check_settings(self, digest: str) -> None:
+    async def _checked_handler(self, digest: str) -> HandlerSpec | None:
         """Check a handler's function.yaml, which the nodes read. Raises Unprocessable."""
         await self._check_size(digest, MAX_FILE_BYTES, FILE_NAME)
         try:
-            parse_function_yaml(await self._services.blobs.read(digest, limit=MAX_FILE_BYTES))
+            text = await self._services.blobs.read(digest, limit=MAX_FILE_BYTES)
+            return parse_function_yaml(text).handler
         except InvalidRecord as error:
             raise Unprocessable(f"{FILE_NAME}: {error}", param="assets") from error
+
+    async def _check_secrets(self, version: FunctionVersion) -> None:
+        """Check that the secrets which a version needs are set and can be decrypted."""
+        try:
+            await self._services.vault.values(version.function, version.secrets)
+        except NotFound as error:
+            raise ApiError(422, "secret_missing", str(error), param="assets") from error
 
     async def _check_size(self, digest: str, max_bytes: int, what: str) -> None:
         size = await self._services.blobs.size(digest)

@@ -8,6 +8,7 @@ from gateway.api.admin_archive import ArchiveRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_functions import FunctionRoutes
@@ -48,6 +49,7 @@ class Handlers:
     admin: FunctionAdmin
     cluster: ClusterAdmin
     keys: KeyAdmin
+    secrets: SecretAdmin
     usage: UsageRoutes
     archive: ArchiveRoutes
 
@@ -218,6 +220,42 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         others=(TEXT,),
         follows=True,
         parameters=(p.LINES, p.FOLLOW),
+    ),
+    _on_function(
+        "get",
+        "/secrets",
+        lambda to: to.secrets.list_all,
+        "Its secrets, without values",
+        answers.SecretList,
+        422,
+    ),
+    Operation(
+        "put",
+        "/admin/functions/{name}/secrets/{key}",
+        lambda to: to.secrets.put,
+        "Set or replace a secret",
+        answers.SecretView,
+        body=admin.PutSecret,
+        parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
+        failures=(409,),
+    ),
+    _on_function(
+        "delete",
+        "/secrets/{key}",
+        lambda to: to.secrets.delete,
+        "Delete a secret",
+        answers.SecretView,
+        409,
+        422,
+        parameters=(p.SECRET_KEY,),
+    ),
+    Operation(
+        "post",
+        "/admin/secrets/reencrypt",
+        lambda to: to.secrets.reencrypt,
+        "Encrypt all secrets with the newest cluster secret",
+        answers.ReencryptedSecrets,
+        failures=(409,),
     ),
     Operation(
         "post",

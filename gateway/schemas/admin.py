@@ -10,6 +10,7 @@ from gateway.core.validation import CURRENCY, SHA256, TENANT
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.function import FunctionTask, Scaling
 from registry.records.live import LiveMode
+from registry.records.secret import MAX_SECRET_BYTES
 
 Digest = Annotated[str, Meta(pattern=SHA256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -104,6 +105,15 @@ class WarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DropRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tier: Literal["gpu", "host"]
     on: NodeIds = []
+
+
+class PutSecret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The value of a secret: text of 1 to 16384 bytes in UTF-8 without NUL."""
+
+    value: Annotated[str, Meta(min_length=1, max_length=MAX_SECRET_BYTES)]
+
+    def __repr__(self) -> str:
+        return "PutSecret(value=…)"
 
 
 class MissingBlobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,5 +11,6 @@
 - `live`: serving while a model is loading
 - `node`: nodes and their cached images
 - `quota`: rate limits, concurrency leases and spend limits
+- `secret`: secrets of functions, encrypted
 - `usage`: request records, intervals and prices
 """
