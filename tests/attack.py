@@ -59,6 +59,16 @@ ATTACKS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("the master of Redis killed", "no acknowledged record lost", ("tests/platform/test_failover.py",)),
     ("kills, failover and wrong clocks in the archive", "no row lost or doubled", (ARCHIVE,)),
     ("work that ends without a bill", "billed, limited", (BILLED,)),
+    (
+        "another handler's secrets, values in logs and answers",
+        "refused, masked",
+        ("tests/unit/invoker/test_handler_secrets.py", "tests/http/test_secrets.py"),
+    ),
+    (
+        "a slow store while blobs are swept",
+        "the lease is renewed",
+        ("tests/unit/gateway/test_blob_collector.py",),
+    ),
     ("local users, strangers at Redis", "refused", (PRIVATE,)),
 )
 

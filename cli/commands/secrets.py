@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from cli.client import Client, segment
-from cli.errors import UsageError
+from cli.errors import MissingError, UsageError
 from cli.options import client_options, output_option
 from cli.output import emit_record, emit_rows
 from cli.progress import note
@@ -40,7 +40,7 @@ def secrets_command() -> None:
 @click.argument("key")
 @click.option(
     "--from-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Read the value from a file.  [default: standard input]",
 )
 @output_option
@@ -67,8 +67,11 @@ def read_value(from_file: Path | None) -> str:
     if from_file is None and sys.stdin.isatty():
         return str(click.prompt("Value", hide_input=True, err=True))
     if from_file is not None:
-        with from_file.open("rb") as file:
-            raw = file.read(MAX_SECRET_BYTES + 3)
+        try:
+            with from_file.open("rb") as file:
+                raw = file.read(MAX_SECRET_BYTES + 3)
+        except OSError as exc:
+            raise MissingError(f"cannot read {from_file}: {exc.strerror}") from exc
     else:
         raw = sys.stdin.buffer.read(MAX_SECRET_BYTES + 3)
     try:

@@ -170,6 +170,8 @@ class FunctionAdmin:
             created_at=self._services.clock.wall_s(),
             description=payload.description,
             deployed_by=key_id,
+            source=payload.source,
+            revision=payload.revision,
         )
         await self._check_blobs(version)
         if payload.task is not FunctionTask.HANDLER:

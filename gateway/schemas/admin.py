@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.core.validation import CURRENCY, SHA256, TENANT
+from gateway.core.validation import COMMIT, CURRENCY, SHA256, TENANT
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.function import FunctionTask, Scaling
 from registry.records.live import LiveMode
@@ -55,7 +55,8 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A version to register. Its blobs must be in the store already.
 
-    `replace_task` allows a task other than that of the function's current version.
+    `replace_task` allows a task other than that of the function's current version. A model from a hub has
+    its id as `source`, and the commit that was deployed as `revision`.
     """
 
     name: ShortText
@@ -69,6 +70,8 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scaling: ScalingPatch = ScalingPatch()
     description: Text = ""
     replace_task: bool = False
+    source: Annotated[str, Meta(max_length=256)] = ""
+    revision: Annotated[str, Meta(pattern=COMMIT)] = ""
 
 
 class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
