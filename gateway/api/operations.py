@@ -221,13 +221,14 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         follows=True,
         parameters=(p.LINES, p.FOLLOW),
     ),
-    _on_function(
+    Operation(
         "get",
-        "/secrets",
+        "/admin/functions/{name}/secrets",
         lambda to: to.secrets.list_all,
         "Its secrets, without values",
         answers.SecretList,
-        422,
+        parameters=(p.FUNCTION_NAME,),
+        failures=(422,),
     ),
     Operation(
         "put",
@@ -239,15 +240,14 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
         failures=(409,),
     ),
-    _on_function(
+    Operation(
         "delete",
-        "/secrets/{key}",
+        "/admin/functions/{name}/secrets/{key}",
         lambda to: to.secrets.delete,
         "Delete a secret",
         answers.SecretView,
-        409,
-        422,
-        parameters=(p.SECRET_KEY,),
+        parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
+        failures=(404, 409, 422),
     ),
     Operation(
         "post",
