@@ -33,6 +33,7 @@ COMMANDS = {
     "gpu-time": ("cli.commands.gpu_time", "Show GPU time: used, loading, idle."),
     "prices": ("cli.commands.prices", "Show and set prices."),
     "keys": ("cli.commands.keys", "Create, list, limit and revoke API keys."),
+    "secrets": ("cli.commands.secrets", "Set, list and delete secrets of functions."),
     "plan": ("cli.commands.plan", "Plan a transfer of a model to many nodes, step by step."),
     "pack": ("cli.commands.pack", "Pack a checkpoint into a folder that `deploy` accepts."),
     "doctor": ("cli.commands.doctor", "Check this machine and suggest fixes."),

@@ -106,7 +106,11 @@ async def run(settings: GatewaySettings) -> None:
                 dial=channel_dialer(settings.secret),
                 gateway_id=gateway_id,
                 clock=clock,
-                settings=ControlSettings(cast_plan=settings.cast_plan, link_bytes_s=settings.link_bytes_s),
+                settings=ControlSettings(
+                    cast_plan=settings.cast_plan,
+                    link_bytes_s=settings.link_bytes_s,
+                    cluster_secrets=(settings.secret,),
+                ),
                 archiver=archive.archiver,
             )
         )
@@ -127,7 +131,6 @@ async def run(settings: GatewaySettings) -> None:
             store,
             state,
             clock,
-            holder=gateway_id,
             grace_s=settings.blob_grace_s,
             also_used=archive.digests,
             is_kept=archive.files.is_archive,

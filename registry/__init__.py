@@ -8,6 +8,7 @@
 - `codec`: records to JSON and back
 - `config`: command-line arguments, secrets, `function.yaml`
 - `errors`: exceptions of the registry
+- `held_lease`: a lease that is renewed while its work goes on
 - `images`: model images, manifests and the blob store
 - `keys`: every Redis key and time to live
 - `memory`: the shared state in one process

@@ -8,6 +8,7 @@
 | `hc:feed` | stream | one entry a change: field = kind of change, value = its JSON |
 | `hc:functions` | hash | function name -> Function |
 | `hc:versions` | hash | `name:version` -> FunctionVersion |
+| `hc:secrets` | hash | function name -> FunctionSecrets, the values encrypted |
 | `hc:last-versions` | hash | function name -> highest number ever assigned; outlives the function |
 | `hc:epochs` | hash | node id -> latest epoch; outlives the node |
 | `hc:nodes` | set | ids that may have a node record |
@@ -51,6 +52,7 @@ INCARNATION = "hc:incarnation"
 FEED = "hc:feed"
 FUNCTIONS = "hc:functions"
 VERSIONS = "hc:versions"
+SECRETS = "hc:secrets"
 LAST_VERSIONS = "hc:last-versions"
 EPOCHS = "hc:epochs"
 NODES = "hc:nodes"

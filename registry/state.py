@@ -20,6 +20,7 @@ from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
 from registry.records.schema import BASE_SCHEMA, check_schema
+from registry.records.secret import FunctionSecrets
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord
 
 
@@ -78,7 +79,23 @@ class UsageChunk(Protocol):
         ...
 
 
-class ClusterState(Protocol):
+class SecretState(Protocol):
+    """Secrets of functions, as ciphertext; a function's are deleted with it."""
+
+    async def function_secrets(self, function: str) -> FunctionSecrets:
+        """Return the secrets of a function, none if it has none."""
+        ...
+
+    async def functions_with_secrets(self) -> list[str]:
+        """Return the names of functions which have secrets, deployed or not."""
+        ...
+
+    async def replace_secrets(self, before: FunctionSecrets, after: FunctionSecrets) -> bool:
+        """Replace a function's secrets; return False if they were changed concurrently."""
+        ...
+
+
+class ClusterState(SecretState, Protocol):
     """Functions, nodes, instances, load reports, casts, live serving, leases and the feed of changes."""
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:

@@ -66,6 +66,16 @@ ATTACKS: Sequence[tuple[str, str, Sequence[str]]] = (
     ),
     ("every route with a key of every role", "403 without the right", ("tests/http/test_roles.py",)),
     ("owners read by a release before them", "refused", ("tests/contract/test_state_access.py",)),
+    (
+        "another handler's secrets, values in logs and answers",
+        "refused, masked",
+        ("tests/unit/invoker/test_handler_secrets.py", "tests/http/test_secrets.py"),
+    ),
+    (
+        "a slow store while blobs are swept",
+        "the lease is renewed",
+        ("tests/unit/gateway/test_blob_collector.py",),
+    ),
     ("local users, strangers at Redis", "refused", (PRIVATE,)),
 )
 

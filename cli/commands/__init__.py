@@ -16,6 +16,7 @@
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
 - `scaling`: scale, warm, evict
+- `secrets`: secrets of functions
 - `share`: owners of functions, and the tenants that may call them
 - `up`: start a platform
 - `usage`: use and cost

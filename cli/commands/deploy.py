@@ -30,7 +30,7 @@ from registry.config.emulation import is_emulated
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
-from registry.images.source import local_folder
+from registry.images.source import at_revision, local_folder
 from registry.records.function import FunctionTask, Scaling, check_name
 
 _REGISTERED = (
@@ -42,7 +42,7 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
 
 
 @click.command("deploy")
-@click.argument("source", metavar="PATH|HUB_ID")
+@click.argument("source", metavar="PATH|HUB_ID[@REVISION]")
 @click.option(
     "--name", type=NAME, help="Name of the function.  [default: from function.yaml, else of the source]"
 )
@@ -64,7 +64,12 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
 @click.option(
     "--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights to this type.  [default: as stored]"
 )
-@click.option("--model", metavar="PATH|HUB_ID", help="Checkpoint for a function.yaml that names none.")
+@click.option(
+    "--model", metavar="PATH|HUB_ID[@REVISION]", help="Checkpoint for a function.yaml that names none."
+)
+@click.option(
+    "--revision", help="Branch, tag or commit of the hub id, pinned as a commit.  [default: its main branch]"
+)
 @click.option(
     "--task", type=click.Choice(TASKS), help="Task of the model.  [default: that of its architecture]"
 )
@@ -92,6 +97,7 @@ def deploy_command(
     name: str | None,
     dtype: str | None,
     model: str | None,
+    revision: str | None,
     task: str | None,
     description: str | None,
     owner: str | None,
@@ -115,6 +121,7 @@ def deploy_command(
     Examples:
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy some-org/some-model --dtype bfloat16
+      hypercast deploy some-org/some-model@v1.2
       hypercast deploy functions/echo --share globex,initech
       hypercast deploy builtin:echo --share all
       hypercast deploy functions/embed --model ./my-bert
@@ -128,7 +135,7 @@ def deploy_command(
         if spec is not None:
             scaling = asdict(spec.scaling) | scaling
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
-        bundle = make_bundle(source, spec, model, task, dtype, description)
+        bundle = make_bundle(source, spec, model, task, dtype, description, revision)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:
@@ -145,7 +152,7 @@ def deploy_command(
         raise
     except CliError as exc:
         raise DeployError(str(exc)) from exc
-    emit_record({key: made[key] for key in RESULT if key in made}, form, deployed(made))
+    emit_record({key: made[key] for key in RESULT if key in made}, form, deployed(made, bundle))
     note(switched(made))
 
 
@@ -158,7 +165,7 @@ def default_name(source: str) -> str:
                 f"{source} is not a model: it has no config.json, no {FILE_NAME}, "
                 "and was not written by `hypercast pack`"
             )
-        last = (folder.resolve() if folder is not None else Path(source)).name
+        last = (folder.resolve() if folder is not None else Path(source.partition("@")[0])).name
         name = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")
         try:
             return check_name(name)
@@ -180,9 +187,11 @@ def check_task(client: Client, name: str, task: str, architecture: str) -> None:
         )
 
 
-def deployed(made: dict[str, Any]) -> list[tuple[str, str]]:
+def deployed(made: dict[str, Any], bundle: Bundle) -> list[tuple[str, str]]:
     """Return the labelled values of a deployed version."""
     shown = [("Name", made["name"]), ("Version", str(made["version"]))]
+    if bundle.source:
+        shown.append(("Source", f"{bundle.source}@{bundle.revision}"))
     if made["image"]:
         shown.append(("Image", made["image"]))
         shown.append(("Size", f"{human_bytes(made['bytes'])} in {made['blocks']} blocks"))
@@ -204,14 +213,15 @@ def make_bundle(
     task: str | None,
     dtype: str | None,
     description: str | None,
+    revision: str | None,
 ) -> Bundle:
     """Collect what to upload for `source`; flags come before its function.yaml."""
     if spec is not None and spec.handler is not None:
-        if model is not None or task is not None:
-            raise UsageError("a function with a handler has no --model and no --task")
+        if model is not None or task is not None or revision is not None:
+            raise UsageError("a function with a handler has no --model, no --revision and no --task")
         return bundle_handler(Path(source).expanduser(), spec)
     return bundle_model(
-        model or model_source(source, spec),
+        at_revision(model or model_source(source, spec), revision),
         dtype or (spec.dtype if spec else "auto"),
         description or (spec.description if spec else ""),
         FunctionTask(task) if task else spec.task if spec else None,
@@ -220,7 +230,9 @@ def make_bundle(
 
 def registration(name: str, bundle: Bundle, scaling: dict[str, Any]) -> dict[str, Any]:
     """Return the body of the request that registers a version."""
-    return {"name": name, "scaling": scaling} | {field: getattr(bundle, field) for field in _REGISTERED}
+    pinned = {"source": bundle.source, "revision": bundle.revision} if bundle.source else {}
+    body = {"name": name, "scaling": scaling, **pinned}
+    return body | {field: getattr(bundle, field) for field in _REGISTERED}
 
 
 def send(client: Client, bundle: Bundle) -> None:

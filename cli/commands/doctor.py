@@ -24,6 +24,9 @@ from cli.supervise import run_file
 from cli.supervise.settings import count_gpus
 from cli.tables import Column, coloured, colours_wanted, terminal_width, wrapped
 from cli.values import human_bytes
+from invoker.handlers.confine import supports_no_new_privs
+from invoker.handlers.landlock import SIGNAL_SCOPE_VERSION, TCP_VERSION, landlock_version
+from invoker.handlers.seccomp import supports_seccomp
 from rdmacast.locked_memory import locked_limit
 from registry.errors import RegistryError
 from registry.redis.embedded import find_redis_server
@@ -89,6 +92,35 @@ def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
             "`ulimit -l unlimited`",
         )
     return finding("rdma", found, fix, CheckOutcome.NOTE)
+
+
+def check_confinement() -> list[Finding]:
+    """Check for each part that confines handlers whether this kernel has it."""
+    landlock = landlock_version()
+    parts = {
+        "landlock": (
+            f"ABI {landlock}" if landlock else "missing",
+            "" if landlock else "Linux 5.13 or later, with `landlock` among the kernel's `lsm=`",
+        ),
+        "landlock tcp": (
+            "yes" if landlock >= TCP_VERSION else "missing",
+            "" if landlock >= TCP_VERSION else "Linux 6.7, for --handler-network beside a Redis on TCP",
+        ),
+        "landlock signals": (
+            "yes" if landlock >= SIGNAL_SCOPE_VERSION else "missing: the system call filter stands in",
+            "",
+        ),
+        "seccomp": (
+            "filters" if supports_seccomp() else "missing",
+            "" if supports_seccomp() else "CONFIG_SECCOMP_FILTER, on x86_64 or aarch64",
+        ),
+        "no new privileges": (
+            "yes" if supports_no_new_privs() else "missing",
+            "" if supports_no_new_privs() else "Linux 3.5 or later",
+        ),
+    }
+    outcome = CheckOutcome.NOTE  # only nodes with --allow-handlers need them
+    return [finding(f"handlers: {part}", found, fix, outcome) for part, (found, fix) in parts.items()]
 
 
 def check_redis() -> Finding:
@@ -164,7 +196,7 @@ def findings(data_dir: Path, port: int) -> list[Finding]:
         lambda: check_disk(data_dir),
         lambda: check_port(port),
     ]
-    return [check() for check in checks]
+    return [*(check() for check in checks), *check_confinement()]
 
 
 COLUMNS = (

@@ -19,6 +19,7 @@ from cli.values import age_of, duration, human_bytes, utc
 LIST_FIELDS = (
     *("name", "version", "task", "state", "architecture", "dtype", "bytes", "image"),
     *("ready", "starting", "min", "max", "created_at", "updated_at", "owner", "visibility", "shared_with"),
+    *("source", "revision"),
 )
 LIST_COLUMNS = (
     Column(field="name", shrink=16),
@@ -36,6 +37,7 @@ LIST_COLUMNS = (
     Column(field="architecture", wide=True),
     Column(field="dtype", wide=True),
     Column(field="image", wide=True, shown=lambda row: (row["image"] or "")[:12]),
+    Column(field="source", wide=True, shown=lambda row: pinned(row)),
 )
 MODEL_COLUMNS = (
     Column(field="name", shrink=16),
@@ -50,6 +52,7 @@ VERSION_COLUMNS = (
     Column(field="image_bytes", heading="SIZE", numeric=True),
     Column(field="image", shown=lambda row: (row["image"] or "")[:12], drop=4),
     Column(field="deployed_by", heading="DEPLOYED BY KEY", drop=3),
+    Column(field="revision", shown=lambda row: row.get("revision", "")[:12], drop=5),
 )
 INSTANCE_COLUMNS = (
     Column(field="instance_id", heading="INSTANCE", shrink=14),
@@ -96,7 +99,14 @@ def summary(function: dict[str, Any]) -> dict[str, Any]:
         "owner": function["owner"],
         "visibility": function["visibility"],
         "shared_with": function["shared_with"],
+        "source": current.get("source", ""),
+        "revision": current.get("revision", ""),
     }
+
+
+def pinned(version: Row) -> str:
+    """Return the hub id of a version's model with its commit, "" for a local one."""
+    return f"{version['source']}@{version['revision'][:12]}" if version.get("source") else ""
 
 
 def pipeline(one: dict[str, Any]) -> dict[str, Any]:
@@ -198,6 +208,8 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Owner": shared(function),
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
+        "Source": f"{current['source']}@{current['revision']}" if current.get("source") else "",
+        "Secrets": ", ".join(current.get("secrets", ())),
         "Image": image(current),
         "Instances": f"{scaling['min_instances']} to {'one per node' if most is None else most}, "
         f"another above {scaling['target_concurrency']} concurrent requests each",

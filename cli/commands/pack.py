@@ -17,7 +17,7 @@ from registry.images.source import checkpoint_from
 
 
 @click.command("pack")
-@click.argument("source", metavar="PATH|HUB_ID")
+@click.argument("source", metavar="PATH|HUB_ID[@REVISION]")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to create.")
 @click.option(
     "--dtype",
@@ -40,7 +40,8 @@ def pack_command(source: str, out: Path, dtype: str, form: str) -> None:
       hypercast deploy ./my-llama.image --name my-llama
     """
     try:
-        folder = checkpoint_from(source)
+        checkpoint = checkpoint_from(source)
+        folder = checkpoint.folder
         with byte_meter("packing", plan_checkpoint(folder, dtype).nbytes) as meter:
             packed = pack_to_folder(folder, out, dtype, meter.reach)
     except ImageError as exc:
@@ -57,6 +58,8 @@ def pack_command(source: str, out: Path, dtype: str, form: str) -> None:
             "layers": manifest.num_layers,
             "architecture": manifest.architecture,
             "path": str(packed.path),
+            "source": checkpoint.hub_id,
+            "revision": checkpoint.commit,
         },
         form,
     )

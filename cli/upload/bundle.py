@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cli.errors import DeployError, UsageError
@@ -37,6 +37,8 @@ class Bundle:
     image_bytes: int = 0
     assets: dict[str, str]
     description: str
+    source: str = ""
+    revision: str = ""
     plan: ImagePlan | None = None
     blobs: dict[str, bytes] = field(default_factory=dict)
 
@@ -72,7 +74,8 @@ def bundle_model(source: str, dtype: str, description: str, task: FunctionTask |
     """Plan and hash a checkpoint, or what `hypercast pack` made of one. Raises ImageError, DeployError."""
     if is_emulated(source):
         return bundle_emulated(source, dtype, description, task)
-    folder = checkpoint_from(source)
+    checkpoint = checkpoint_from(source)
+    folder = checkpoint.folder
     plan: PackPlan | PackedPlan
     if is_packed(folder):
         plan = packed_plan(folder)
@@ -86,9 +89,10 @@ def bundle_model(source: str, dtype: str, description: str, task: FunctionTask |
         raise DeployError(f"{plan.architecture} has the task {found}, not the task {task}")
     if task is None and (whole := dropped_head(plan.config)):
         raise DeployError(f"{whole} is not supported; to use its encoder for embeddings, add --task {found}")
-    return bundle_image(
+    bundle = bundle_image(
         plan, found, plan.dtype, context_length_of(plan.config), collect_assets(folder), description
     )
+    return replace(bundle, source=checkpoint.hub_id, revision=checkpoint.commit)
 
 
 def bundle_emulated(source: str, dtype: str, description: str, task: FunctionTask | None) -> Bundle:

@@ -4,6 +4,7 @@
 - `admin_cluster`: scale, warm, drop, logs, nodes, instances, casts
 - `admin_functions`: functions
 - `admin_keys`: API keys and prices
+- `admin_secrets`: secrets of functions
 - `admin_usage`: usage reports
 - `app`: the application
 - `blob_collector`: deletion of unused blobs

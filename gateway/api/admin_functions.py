@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -13,12 +14,14 @@ from gateway.api.bodies import managed_function, read_json
 from gateway.api.function_view import function_view
 from gateway.core.errors import ApiError, BadRequest, Unprocessable
 from gateway.core.request_context import request_context
+from gateway.core.rights import Right, may
 from gateway.inference.assets import MAX_ASSET_BYTES, READ_FILES
 from gateway.requests.services import Services
 from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
-from gateway.tenants.access import may_read, planned_access
+from gateway.tenants.access import may_read, name_taken, planned_access
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
+from registry.config.handler_spec import HandlerSpec
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.images.architectures import context_length_of
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
@@ -58,7 +61,10 @@ class FunctionAdmin:
         check_name(payload.name)
         key = request_context(request.scope).caller
         access = partial(planned_access, key, payload.name, payload.access)
-        access(await self._access(payload.name))
+        known = await self._access(payload.name)
+        access(known)
+        if known is None and not may(key, Right.ADMIN):
+            await self._check_unreserved(payload.name)
         draft = await self._checked(payload, key.id)
         await self._scaling(payload)
         await self._replaced(payload)
@@ -66,10 +72,11 @@ class FunctionAdmin:
         blobs = blobs_of(draft)
         self._collector.renew_pins(blobs)
         await self._services.cluster.ensure_host_copy(draft)
-        async with self._collector.exclusive():
+        async with self._collector.exclusive() as lease:
             await self._check_blobs(draft)
             scaling = await self._scaling(payload)
             replaced = await self._replaced(payload)
+            await lease.renew()
             version = await self._services.state.create_version(draft, scaling, access)
             self._collector.unpin(blobs)
         request_context(request.scope).set_version(version)
@@ -130,6 +137,7 @@ class FunctionAdmin:
         payload = await read_json(request, self._services, self._rollback, absent=b"{}")
         number = payload.version if payload.version is not None else _version_before(function)
         version = await self._services.state.version(function.name, number)
+        await self._check_secrets(version)
         await self._services.cluster.ensure_host_copy(version)
         function = await self._services.state.set_current(function.name, number)
         self._services.functions.set_current(function, version)
@@ -150,6 +158,11 @@ class FunctionAdmin:
             return (await self._services.state.function(name)).access
         except NotFound:
             return None
+
+    async def _check_unreserved(self, name: str) -> None:
+        """Refuse a tenant's new function under a name for which an administrator has set secrets."""
+        if (await self._services.state.function_secrets(name)).secrets:
+            raise name_taken(name)
 
     async def _scaling(self, payload: CreateFunction) -> Scaling | None:
         """Return the scaling settings to store; None keeps those of a known function."""
@@ -192,21 +205,33 @@ class FunctionAdmin:
             created_at=self._services.clock.wall_s(),
             description=payload.description,
             deployed_by=key_id,
+            source=payload.source,
+            revision=payload.revision,
         )
         await self._check_blobs(version)
         if payload.task is not FunctionTask.HANDLER:
             await self._check_readable(version)
         elif FILE_NAME in version.assets:
-            await self._check_settings(version.assets[FILE_NAME])
+            handler = await self._checked_handler(version.assets[FILE_NAME])
+            version = replace(version, secrets=handler.secrets if handler else ())
+            await self._check_secrets(version)
         return version
 
-    async def _check_settings(self, digest: str) -> None:
+    async def _checked_handler(self, digest: str) -> HandlerSpec | None:
         """Check a handler's function.yaml, which the nodes read. Raises Unprocessable."""
         await self._check_size(digest, MAX_FILE_BYTES, FILE_NAME)
         try:
-            parse_function_yaml(await self._services.blobs.read(digest, limit=MAX_FILE_BYTES))
+            text = await self._services.blobs.read(digest, limit=MAX_FILE_BYTES)
+            return parse_function_yaml(text).handler
         except InvalidRecord as error:
             raise Unprocessable(f"{FILE_NAME}: {error}", param="assets") from error
+
+    async def _check_secrets(self, version: FunctionVersion) -> None:
+        """Check that the secrets which a version needs are set and can be decrypted."""
+        try:
+            await self._services.vault.values(version.function, version.secrets)
+        except NotFound as error:
+            raise ApiError(422, "secret_missing", str(error), param="assets") from error
 
     async def _check_size(self, digest: str, max_bytes: int, what: str) -> None:
         size = await self._services.blobs.size(digest)

@@ -6,6 +6,7 @@ from gateway.api.admin_archive import ArchiveRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.blob_collector import BlobCollector
 from gateway.api.operations import OPERATIONS, Handlers
@@ -44,6 +45,7 @@ def make_handlers(
         admin=FunctionAdmin(services, collector),
         cluster=ClusterAdmin(services),
         keys=KeyAdmin(services),
+        secrets=SecretAdmin(services),
         usage=UsageRoutes(services, None if archive is None else archive.ledger),
         archive=ArchiveRoutes(services, archive),
     )

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from gateway.core.errors import Unavailable
 from registry.clock import Clock
-from registry.errors import RegistryError
+from registry.errors import Conflict, RegistryError, StaleEpoch
+from registry.held_lease import HeldLease, hold_lease
 from registry.images.store import Blobs
 from registry.records.function import FunctionVersion
 from registry.state import ClusterState
@@ -42,16 +43,16 @@ class BlobCollector:
         state: ClusterState,
         clock: Clock,
         *,
-        holder: str,
         grace_s: float,
+        lease_s: float = _LEASE_S,
         also_used: Callable[[], Awaitable[frozenset[str]]] | None = None,
         is_kept: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         self._blobs = blobs
         self._state = state
         self._clock = clock
-        self._holder = holder
         self._grace_s = grace_s
+        self._lease_s = lease_s
         self._also_used = also_used
         self._is_kept = is_kept
         self._pinned: dict[str, list[float]] = {}
@@ -85,27 +86,35 @@ class BlobCollector:
         return any(until > now for until in self._pinned.get(digest, ()))
 
     @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Hold the cluster's lease for registration and collection. Raises Unavailable if it stays taken."""
-        async with self._local:
+    async def exclusive(self) -> AsyncIterator[HeldLease]:
+        """Hold the cluster's lease for registration and collection.
+
+        Raises Unavailable if it stays taken, or once it is lost: what is done within is cancelled then.
+        """
+        taken = "another gateway is registering a function: retry"
+        async with self._local, AsyncExitStack() as stack:
             for _ in range(_TRIES):
-                if await self._state.acquire_lease(_LEASE, self._holder, _LEASE_S) is not None:
+                held = hold_lease(self._state, self._clock, _LEASE, ttl_s=self._lease_s, taken=taken)
+                with suppress(Conflict):
+                    lease = await stack.enter_async_context(held)
                     break
                 await asyncio.sleep(_RETRY_S)
             else:
-                raise Unavailable("another gateway is registering a function: retry", code="busy")
+                raise Unavailable(taken, code="busy")
             try:
-                yield
-            finally:
-                await asyncio.shield(self._state.release_lease(_LEASE, self._holder))
+                async with lease.bounding():
+                    yield lease
+            except StaleEpoch as error:
+                raise Unavailable(f"{error}: retry", code="busy") from error
 
     async def collect(self, versions: Iterable[FunctionVersion]) -> list[str]:
         """Delete the blobs of deleted versions; return their digests."""
         candidates = frozenset[str]().union(*map(blobs_of, versions))
-        async with self.exclusive():
+        async with self.exclusive() as lease:
             unused = candidates - await self._used()
             free = sorted(digest for digest in unused if not self._is_pinned(digest))
             for digest in free:
+                await lease.renew()
                 await self._blobs.delete(digest)
         if free:
             _log.info("deleted %d blobs that no version uses", len(free))
@@ -113,7 +122,7 @@ class BlobCollector:
 
     async def sweep(self) -> list[str]:
         """Delete blobs and unfinished uploads that were unused for `grace_s`; return their digests."""
-        async with self.exclusive():
+        async with self.exclusive() as lease:
             used = await self._used()
             now = self._clock.monotonic_s()
             self._pinned = {
@@ -132,6 +141,7 @@ class BlobCollector:
             if self._is_kept is not None:
                 old = [digest for digest in old if not await self._is_kept(digest)]
             for digest in old:
+                await lease.renew()
                 await self._blobs.delete(digest)
             abandoned = [
                 digest for digest, used_at in sorted(partials.items()) if self._is_old(digest, used_at, wall)

@@ -26,7 +26,8 @@ def function_view(
     live = [one for one in known if (one.function, one.version) == (function.name, current.version)]
     if not may_see_tenant(key, access.owner):
         # A digest is enough to deploy what it names, so it is shown only to those that may have that.
-        current = replace(current, image=None, manifest=None, assets={}, deployed_by="")
+        outline = replace(current, image=None, manifest=None, assets={}, deployed_by="")
+        current = replace(outline, secrets=(), source="", revision="")
         instances, live, history, shared_with = [], [], UNSET, ()
     return FunctionView(
         name=function.name,

@@ -8,6 +8,7 @@ from gateway.api.admin_archive import ArchiveRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_functions import FunctionRoutes
@@ -48,6 +49,7 @@ class Handlers:
     admin: FunctionAdmin
     cluster: ClusterAdmin
     keys: KeyAdmin
+    secrets: SecretAdmin
     usage: UsageRoutes
     archive: ArchiveRoutes
 
@@ -235,6 +237,46 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         others=(TEXT,),
         follows=True,
         parameters=(p.LINES, p.FOLLOW),
+    ),
+    Operation(
+        "get",
+        "/admin/functions/{name}/secrets",
+        lambda to: to.secrets.list_all,
+        "Its secrets, without values",
+        answers.SecretList,
+        needs=Right.ADMIN,
+        parameters=(p.FUNCTION_NAME,),
+        failures=(422,),
+    ),
+    Operation(
+        "put",
+        "/admin/functions/{name}/secrets/{key}",
+        lambda to: to.secrets.put,
+        "Set or replace a secret",
+        answers.SecretView,
+        needs=Right.ADMIN,
+        body=admin.PutSecret,
+        parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
+        failures=(409,),
+    ),
+    Operation(
+        "delete",
+        "/admin/functions/{name}/secrets/{key}",
+        lambda to: to.secrets.delete,
+        "Delete a secret",
+        answers.SecretView,
+        needs=Right.ADMIN,
+        parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
+        failures=(404, 409, 422),
+    ),
+    Operation(
+        "post",
+        "/admin/secrets/reencrypt",
+        lambda to: to.secrets.reencrypt,
+        "Encrypt all secrets with the newest cluster secret",
+        answers.ReencryptedSecrets,
+        needs=Right.ADMIN,
+        failures=(409,),
     ),
     Operation(
         "post",

@@ -40,6 +40,7 @@ from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.planning.replicator import Replicator
 from registry.archive.archiver import LedgerArchiver
 from registry.clock import Clock, SystemClock
+from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
 from registry.state import ClusterState
 
@@ -49,7 +50,7 @@ class ControlSettings:
     """Settings of the control side.
 
     `cast_plan` forces one planner on all casts, for experiments. `link_bytes_s` is the assumed rate of links
-    that no cast has measured.
+    that no cast has measured. `cluster_secrets` decrypt the secrets of functions.
     """
 
     lease_ttl_s: float = LEASE_TTL_S
@@ -59,6 +60,7 @@ class ControlSettings:
     planner: PlannerSettings = field(default_factory=PlannerSettings)
     cast_plan: FixedPlan | None = None
     link_bytes_s: float | None = None
+    cluster_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,8 @@ def _assemble(
         cluster, channels, progress, admission, loads, work, settings=settings.dispatch
     )
     assets = StartAssets(blobs)
-    calls = NodeCalls(channels, state_cache, assets, CastPublisher(state))
+    vault = SecretVault(state, settings.cluster_secrets)
+    calls = NodeCalls(channels, state_cache, assets, CastPublisher(state), vault)
     publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)
     live = LiveCoordinator(state_cache, channels, assets, publisher)
     planners = _make_planners(cluster, settings, policy, live)

@@ -9,6 +9,7 @@ from gateway.cluster.start_assets import StartAssets
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.planning.actions import StartAction, StopAction
 from gateway.planning.cast_publisher import CastPublisher
+from registry.config.function_secrets import SecretVault
 from registry.errors import ChannelClosed, ChannelError, RegistryError, RemoteError
 from registry.messages.node import (
     DropImage,
@@ -46,19 +47,27 @@ class LoadingImage:
 
 
 class NodeCalls:
-    """Calls to nodes. Raise ChannelClosed (node lost), RemoteError, and for blobs NotFound and ImageError.
+    """Calls to nodes. Raise ChannelClosed (node lost), RemoteError, for blobs NotFound and ImageError.
+
+    A start raises NotFound and InvalidRecord for secrets that are missing or cannot be decrypted.
 
     A node that pulls an image from a node on which it is still loading is called after the first bytes
     arrived there: before that the source does not know the image, and the store would be read twice.
     """
 
     def __init__(
-        self, links: ChannelPool, state_cache: ClusterStateCache, assets: StartAssets, casts: CastPublisher
+        self,
+        links: ChannelPool,
+        state_cache: ClusterStateCache,
+        assets: StartAssets,
+        casts: CastPublisher,
+        vault: SecretVault,
     ) -> None:
         self._links = links
         self._state_cache = state_cache
         self._assets = assets
         self._casts = casts
+        self._vault = vault
         self._arrivals: dict[tuple[str, str], LoadingImage] = {}
 
     async def start(self, action: StartAction, fence: Fence) -> AsyncGenerator[InstanceProgress, None]:
@@ -78,6 +87,7 @@ class NodeCalls:
             controller_incarnation=fence.incarnation,
             live=action.live,
             first_layer=action.first_layer,
+            secrets=await self._vault.values(version.function, version.secrets),
         )
         with self._arriving(version.image, action.node) as arrival:
             async with self._casts.joining(action.cast, action.node):

@@ -44,6 +44,7 @@ class FairExecutor:
         self._running: Counter[str] = Counter()
         self._jobs: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<FairExecutor {self._name} running={self._running.total()} jobs={self._jobs.total()}>"
@@ -52,7 +53,7 @@ class FairExecutor:
         """Return `function(*args)`, run in a thread; `nbytes` is the size of its input.
 
         A cancelled call leaves the queue; one that runs goes on to its end. Raises Unavailable if the
-        queues are full.
+        queues are full, or the executor is closed before the job has begun.
         """
         self._check(tenant, nbytes)
         done = asyncio.get_running_loop().create_future()
@@ -70,11 +71,23 @@ class FairExecutor:
             raise
 
     def close(self) -> None:
-        """Start no further job; those that run go on to their end."""
+        """Fail the queued jobs and all further ones with Unavailable; those that run go on to their end."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+        queued = [job for queue in self._queues.values() for job in queue]
+        self._queues.clear()
+        for job in queued:
+            self._forget(job)
+            if not job.done.done():
+                job.done.set_exception(self._stopping())
+
+    def _stopping(self) -> Unavailable:
+        return Unavailable(f"this gateway is stopping, no further {self._name}: retry", code="draining")
 
     def _check(self, tenant: str, nbytes: int) -> None:
         bounds = self._bounds
+        if self._closed:
+            raise self._stopping()
         if self._jobs.total() >= bounds.jobs or self._bytes.total() + nbytes > bounds.job_bytes:
             raise Unavailable(f"too many requests wait for their {self._name}: retry later")
         if self._jobs[tenant] >= bounds.jobs // 2 or self._bytes[tenant] + nbytes > bounds.job_bytes // 2:
@@ -102,7 +115,7 @@ class FairExecutor:
         if job.done.done():  # cancelled by its caller
             pass
         elif ended.cancelled():
-            job.done.cancel()
+            job.done.set_exception(self._stopping())
         elif error is not None:
             job.done.set_exception(error)
         else:

@@ -7,10 +7,12 @@ import msgspec
 
 TENANT = r"^[A-Za-z0-9_.]([A-Za-z0-9_.@ -]{0,126}[A-Za-z0-9_.@-])?(?![\s\S])"
 SHA256 = "^[0-9a-f]{64}$"
+COMMIT = r"^([0-9a-f]{40})?(?![\s\S])"
 CURRENCY = "^[A-Z]{3}$"
 
 _RULES: Mapping[str, str] = {
     TENANT: "1 to 128 letters, digits, '_', '.', '@', '-' and inner spaces, not starting with '@' or '-'",
+    COMMIT: "a commit of 40 lowercase hex digits, or empty",
     SHA256: "64 lowercase hex digits (SHA-256)",
     CURRENCY: "three capital letters, such as USD",
 }

@@ -18,6 +18,7 @@ from gateway.tenants.concurrency_leases import ConcurrencyLeases
 from gateway.tenants.quotas import Quotas
 from gateway.tenants.state_health import HealthCheck
 from registry.clock import Clock
+from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
 from registry.records.function import FunctionVersion
 from registry.state import State
@@ -43,6 +44,7 @@ class Services:
     assets: AssetCache
     biller: Biller
     executors: Executors
+    vault: SecretVault
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
         """Return the encoder of a request's texts."""
@@ -89,4 +91,5 @@ def make_services(
         assets=AssetCache(blobs),
         biller=biller,
         executors=make_executors(),
+        vault=SecretVault(state, (settings.secret,)),
     )

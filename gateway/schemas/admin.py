@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.core.validation import CURRENCY, SHA256, TENANT
+from gateway.core.validation import COMMIT, CURRENCY, SHA256, TENANT
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
 from registry.records.function import MAX_SHARES, FunctionTask, Scaling
 from registry.records.live import LiveMode
+from registry.records.secret import MAX_SECRET_BYTES
 
 Digest = Annotated[str, Meta(pattern=SHA256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -67,7 +68,8 @@ class AccessPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A version to register. Its blobs must be in the store already.
 
-    `replace_task` allows a task other than that of the function's current version.
+    `replace_task` allows a task other than that of the function's current version. A model from a hub has
+    its id as `source`, and the commit that was deployed as `revision`.
     """
 
     name: ShortText
@@ -82,6 +84,8 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     access: AccessPatch = AccessPatch()
     description: Text = ""
     replace_task: bool = False
+    source: Annotated[str, Meta(max_length=256)] = ""
+    revision: Annotated[str, Meta(pattern=COMMIT)] = ""
 
 
 class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +123,15 @@ class WarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DropRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tier: Literal["gpu", "host"]
     on: NodeIds = []
+
+
+class PutSecret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The value of a secret: text of 1 to 16384 bytes in UTF-8 without NUL."""
+
+    value: Annotated[str, Meta(min_length=1, max_length=MAX_SECRET_BYTES)]
+
+    def __repr__(self) -> str:
+        return "PutSecret(value=…)"
 
 
 class MissingBlobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -128,6 +128,25 @@ class DeletedFunction(msgspec.Struct, frozen=True, kw_only=True):
     collected: Count
 
 
+class SecretView(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret without its value."""
+
+    key: str
+    bytes: Count
+    set_at: float
+
+
+class SecretList(msgspec.Struct, frozen=True, kw_only=True):
+    secrets: list[SecretView]
+
+
+class ReencryptedSecrets(msgspec.Struct, frozen=True, kw_only=True):
+    """Secrets as `function/key`; `unreadable` were encrypted with a cluster secret that is not known here."""
+
+    reencrypted: Sequence[str]
+    unreadable: Sequence[str]
+
+
 class ScaledFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     instances: Count

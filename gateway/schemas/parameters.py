@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from gateway.core.errors import BadRequest, Unprocessable
 from registry.accounting import gpu_report, usage_groups
+from registry.config.function_secrets import KEY_PATTERN
 
 _MAX_DIGITS = 18
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
@@ -160,6 +161,7 @@ FUNCTION_NAME = PathParameter(name="name", pattern=f"^{_NAME}$")
 FUNCTION_SPEC = PathParameter(
     name="function", pattern=f"^{_NAME}(:[1-9][0-9]{{0,8}})?$", note="`NAME`, or `NAME:VERSION`"
 )
+SECRET_KEY = PathParameter(name="key", pattern=f"^{KEY_PATTERN}$")
 MODEL = PathParameter(name="model", pattern=FUNCTION_SPEC.pattern, note=FUNCTION_SPEC.note)
 DIGEST = PathParameter(name="digest", pattern="^[0-9a-f]{64}$", note="SHA-256 of the blob")
 KEY_ID = PathParameter(name="key_id", pattern="^[0-9a-f]{1,64}$")

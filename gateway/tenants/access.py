@@ -40,6 +40,11 @@ def require_manage(key: ApiKey, function: Function) -> None:
     raise Forbidden(f"{function.name} belongs to another owner: this key may only call it")
 
 
+def name_taken(name: str) -> ApiError:
+    """Return the error of a name that another owner has."""
+    return ApiError(409, "name_taken", f"the name {name!r} is taken: choose another")
+
+
 def planned_access(key: ApiKey, name: str, patch: AccessPatch, known: Access | None) -> Access:
     """Return the access of a function that the key deploys or changes; `known` is None for a new one.
 
@@ -49,7 +54,7 @@ def planned_access(key: ApiKey, name: str, patch: AccessPatch, known: Access | N
     if not is_admin:
         require_named(key, name, "deploy")
     if known is not None and not may_manage(key, known.owner):
-        raise ApiError(409, "name_taken", f"the name {name!r} is taken: choose another")
+        raise name_taken(name)
     owner = known.owner if known is not None else "" if is_admin else key.tenant
     if patch.owner is not msgspec.UNSET and (patch.owner or "") != owner:
         if not is_admin:

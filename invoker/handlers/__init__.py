@@ -11,6 +11,7 @@
 - `process`: the node's side: start, invoke, stop, restart with backoff
 - `protocol`: the frames between the node and the process
 - `running`: one running process: its socket, calls and output
+- `secret_values`: a handler's secrets, and their removal from its output
 - `seccomp`: the system calls that the process may not make
 - `spawn`: starts and stops the process
 - `syscalls`: calls of the kernel that Python has no function for

@@ -11,7 +11,13 @@ from registry.config.handler_spec import HandlerSpec
 class EchoHandler:
     """Returns the body: measures the cost of a call that computes nothing."""
 
-    async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None:
+    async def start(
+        self,
+        files: Mapping[str, bytes],
+        spec: HandlerSpec,
+        scratch_dir: Path,
+        secrets: Mapping[str, str],
+    ) -> None:
         """Do nothing: there is nothing to load."""
 
     async def invoke(

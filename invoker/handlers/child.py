@@ -94,9 +94,8 @@ def _exit(status: int) -> NoReturn:
 
 def _receive_load(sock: socket.socket) -> LoadHandler:
     """Read the first frame before any thread exists: Landlock and capabilities are per thread."""
-    stream = sock.makefile("rb", buffering=0)
-    length = int.from_bytes(stream.read(LENGTH_BYTES) or b"", "big")
-    frame = to_child.decode(stream.read(length) or b"")
+    length = int.from_bytes(sock.recv(LENGTH_BYTES, socket.MSG_WAITALL), "big")
+    frame = to_child.decode(sock.recv(length, socket.MSG_WAITALL))
     if not isinstance(frame, LoadHandler):
         raise SystemExit("the first frame must be Load")
     return frame

@@ -25,6 +25,7 @@ _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_GET_NO_NEW_PRIVS = 39
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -122,6 +123,11 @@ def close_descriptors(*, keep: int) -> None:
 def hide_memory() -> None:
     """Forbid processes of the same user to read this process's memory and environment."""
     prctl(_PR_SET_DUMPABLE, 0)
+
+
+def supports_no_new_privs() -> bool:
+    """Return whether this kernel can forbid a process to gain privileges."""
+    return libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) >= 0
 
 
 def set_limits(limits: HandlerLimits) -> None:

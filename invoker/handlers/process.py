@@ -15,6 +15,7 @@ from invoker.handlers.errors import (
 from invoker.handlers.files import make_folder, remove_folder
 from invoker.handlers.protocol import MAX_BODY_BYTES
 from invoker.handlers.running import HandlerOutput, RunningHandler
+from invoker.handlers.secret_values import SecretValues
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.shielded import run_shielded
 from registry.config.function_yaml import FILE_NAME, parse_function_yaml
@@ -22,6 +23,7 @@ from registry.config.handler_spec import HandlerSpec
 from registry.errors import InvalidRecord
 
 LOAD_TIMEOUT_S = 60.0
+_NO_SECRETS: Mapping[str, str] = {}
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 10.0
 
@@ -67,6 +69,7 @@ class HandlerProcess:
         self._sandbox = sandbox
         self._load_timeout_s = load_timeout_s
         self._files: Mapping[str, bytes] = {}
+        self._secrets = SecretValues({})
         self._spec: HandlerSpec | None = None
         self._scratch_dir = Path()
         self._folder: Path | None = None
@@ -85,13 +88,23 @@ class HandlerProcess:
         """The process id while the process runs."""
         return self._running.pid if self._running is not None and self._running.usable else None
 
-    async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None:
+    async def start(
+        self,
+        files: Mapping[str, bytes],
+        spec: HandlerSpec,
+        scratch_dir: Path,
+        secrets: Mapping[str, str] = _NO_SECRETS,
+    ) -> None:
         """Write `files` into a private folder under `scratch_dir` and load the handler.
 
-        Raises BadHandler, also for limits above the node's ceilings. After a failure nothing is left behind.
+        Of `secrets` the process gets those that the handler names. Raises BadHandler, also for limits above
+        the node's ceilings or a missing secret. After a failure nothing is left behind.
         """
         if excess := spec.limits.excess(self._sandbox.ceilings):
             raise BadHandler(f"{excess} of this node (--handler-limits)")
+        if missing := [key for key in spec.secrets if key not in secrets]:
+            raise BadHandler(f"the gateway sent no secret {missing[0]}: it is of an earlier release")
+        self._secrets = SecretValues({key: secrets[key] for key in spec.secrets})
         self._files = dict(files)
         self._spec = spec
         self._scratch_dir = scratch_dir
@@ -211,7 +224,12 @@ class HandlerProcess:
         self._folder = await asyncio.to_thread(make_folder, self._scratch_dir, self._files)
         try:
             return await RunningHandler.spawn(
-                spec, self._sandbox, self._folder, self._on_log, timeout_s=self._load_timeout_s
+                spec,
+                self._sandbox,
+                self._folder,
+                self._on_log,
+                secrets=self._secrets,
+                timeout_s=self._load_timeout_s,
             )
         except BaseException:
             await run_shielded(self._drop_folder())

@@ -36,6 +36,7 @@ from invoker.handlers.protocol import (
     read_body,
     to_node,
 )
+from invoker.handlers.secret_values import SecretValues
 from invoker.handlers.spawn import ProcessOutput, renew_cpu_limit, start_process, stop_process
 from rdmacast.aio.groups import cancel_and_discard
 from rdmacast.aio.shielded import run_shielded
@@ -89,13 +90,15 @@ class RunningHandler:
         output: ProcessOutput,
         spec: HandlerSpec,
         on_log: Callable[[str], None],
+        secrets: SecretValues,
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
         self._output = output
         self._spec = spec
-        self._log = LineSplitter(on_log)
+        self._secrets = secrets
+        self._log = LineSplitter(lambda line: on_log(secrets.masked(line)))
         self._renewed_s = float("-inf")  # when limits.cpu was last renewed
         self._calls: dict[int, HandlerCall] = {}
         self._next_call = 1
@@ -130,6 +133,7 @@ class RunningHandler:
         folder: Path,
         on_log: Callable[[str], None],
         *,
+        secrets: SecretValues,
         timeout_s: float,
     ) -> "RunningHandler":
         """Start the process and load the handler. Raises BadHandler with the process's report."""
@@ -147,7 +151,7 @@ class RunningHandler:
         finally:
             os.close(output.write_end)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        running = cls(process, reader, writer, output, spec, on_log)
+        running = cls(process, reader, writer, output, spec, on_log, secrets)
         try:
             await running._load(sandbox, timeout_s)
         except BaseException:
@@ -202,7 +206,7 @@ class RunningHandler:
         load = LoadHandler(
             file=self._spec.file,
             function=self._spec.function,
-            env=self._spec.env,
+            env={**self._spec.env, **self._secrets.values},
             limits=self._spec.limits,
             sandbox=sandbox,
         )
@@ -250,7 +254,7 @@ class RunningHandler:
                 self._finish(frame.call, None)
             case CallFailed():
                 self._retired = self._retired or frame.kind == "out_of_memory"
-                self._finish(frame.call, _failure(frame))
+                self._finish(frame.call, _failure(frame, self._secrets.masked(frame.message)))
             case _:
                 raise BadFrame("a second answer to LoadHandler")
 
@@ -326,11 +330,11 @@ class RunningHandler:
             renew_cpu_limit(self._process)
 
 
-def _failure(frame: CallFailed) -> HandlerError:
+def _failure(frame: CallFailed, message: str) -> HandlerError:
     match frame.kind:
         case "too_large":
-            return OutputTooLarge(frame.message[:_MESSAGE])
+            return OutputTooLarge(message[:_MESSAGE])
         case "out_of_memory":
-            return HandlerRaised(f"the handler exceeded limits.memory: {frame.message[:_MESSAGE]}")
+            return HandlerRaised(f"the handler exceeded limits.memory: {message[:_MESSAGE]}")
         case _:
-            return HandlerRaised(frame.message[:_MESSAGE])
+            return HandlerRaised(message[:_MESSAGE])

@@ -27,7 +27,13 @@ from registry.records.instance import InstanceState
 class Handler(Protocol):
     """A user's handler in its own process (invoker/handlers)."""
 
-    async def start(self, files: Mapping[str, bytes], spec: HandlerSpec, scratch_dir: Path) -> None: ...
+    async def start(
+        self,
+        files: Mapping[str, bytes],
+        spec: HandlerSpec,
+        scratch_dir: Path,
+        secrets: Mapping[str, str],
+    ) -> None: ...
 
     def invoke(
         self, request_id: str, body: bytes, timeout_s: float, on_ended: Callable[[], None]

@@ -94,7 +94,7 @@ async def _start_handler(instance: Instance, context: InstanceContext) -> None:
     else:
         handler = context.make_handler(lambda line: context.log_line(request.function, f"[handler] {line}"))
     instance.handler = handler
-    await handler.start(request.assets, spec, context.scratch_dir)
+    await handler.start(request.assets, spec, context.scratch_dir, request.secrets)
     _enter_phase(instance, "ready", context)
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from registry.accounting.row_order import START, LedgerKind, Position, Row, position_of
 from registry.accounting.usage_report import day_of
 from registry.archive.files import ArchiveFiles, FileDraft
-from registry.archive.lease import ArchiveLease, archive_lease
+from registry.archive.lease import archive_lease
 from registry.clock import Clock
 from registry.errors import InvalidRecord
+from registry.held_lease import HeldLease
 from registry.records.archive import ArchiveFile
 from registry.records.quota import DAY_S
 from registry.redis.ledger_archive import names_of
@@ -83,7 +84,7 @@ class _DayMove:
     """The move of one kind of rows of one day, or of the first FILE_ROWS of them."""
 
     def __init__(
-        self, state: RedisState, files: ArchiveFiles, lease: ArchiveLease, kind: LedgerKind, day: int
+        self, state: RedisState, files: ArchiveFiles, lease: HeldLease, kind: LedgerKind, day: int
     ) -> None:
         self._state = state
         self._files = files

@@ -9,9 +9,10 @@ import msgspec
 
 from registry.accounting.row_order import START, LedgerKind, position_of
 from registry.archive.files import ArchiveFiles
-from registry.archive.lease import ArchiveLease, archive_lease
+from registry.archive.lease import archive_lease
 from registry.clock import Clock
 from registry.errors import InvalidRecord
+from registry.held_lease import HeldLease
 from registry.records.archive import ArchiveFile
 from registry.records.usage import RequestRecord
 from registry.redis.state import RedisState
@@ -61,7 +62,7 @@ class TenantEraser:
             await self._state.rename_tenant_sums(lease.epoch, tenant, alias)
             await self._state.forget_alias(tenant)
 
-    async def _in_redis(self, lease: ArchiveLease, tenant: str, alias: str) -> AsyncGenerator[int, None]:
+    async def _in_redis(self, lease: HeldLease, tenant: str, alias: str) -> AsyncGenerator[int, None]:
         after, more = START, True
         while more:
             await lease.renew()
@@ -82,7 +83,7 @@ class TenantEraser:
         tallies = self._files.tally([file], UsageFilter(tenant=tenant), (), counts=True)
         return sum([amounts[0] async for some in tallies for _, amounts in some])
 
-    async def _in_file(self, lease: ArchiveLease, file: ArchiveFile, tenant: str, alias: str) -> None:
+    async def _in_file(self, lease: HeldLease, file: ArchiveFile, tenant: str, alias: str) -> None:
         def change(table: Any) -> Any:
             from registry.archive.columns import replaced  # pyarrow: 40 MB
 

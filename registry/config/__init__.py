@@ -2,9 +2,11 @@
 
 - `command_line`: the command lines of processes, made from Options
 - `emulation`: the names of emulated models and devices
+- `function_secrets`: the secrets of functions: set, opened, encrypted anew
 - `function_yaml`: the declaration of a function
 - `handler_spec`: what it declares of a handler: its function, environment and limits
 - `option_types`: flags and the types of their values
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once
+- `sealing`: encryption with keys derived from the cluster's secret
 - `secrets`: API keys and the cluster's secret
 """

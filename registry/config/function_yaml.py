@@ -7,6 +7,7 @@ model: ./checkpoint           # a folder beside this file, an absolute path, or 
 dtype: float32
 handler: handler.py:handle    # file and function, or builtin:echo; instead of a model
 env: {GREETING: hello}
+secrets: [API_TOKEN]          # names; the values are set with `hypercast secrets set`
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4,
          tasks: 512}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
@@ -14,7 +15,7 @@ scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive:
 """
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -22,10 +23,12 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 import yaml
 
+from registry.config.function_secrets import check_secret_key
 from registry.config.handler_spec import HandlerLimits, HandlerSpec, bad_env_name, key_of
 from registry.errors import InvalidRecord
 from registry.records.function import BUILTIN_PREFIX, BUILTINS, FunctionTask, Scaling, check_name
 from registry.records.live import LiveMode
+from registry.records.secret import MAX_SECRETS
 from registry.units.durations import parse_duration
 from registry.units.sizes import parse_size
 
@@ -99,6 +102,7 @@ class _FunctionFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: DType | None = None
     handler: _Text | None = None
     env: dict[str, Any] | None = None
+    secrets: list[Any] | None = None
     limits: _LimitsSection | None = None  # type: ignore[valid-type]
     scaling: _ScalingSection | None = None  # type: ignore[valid-type]
 
@@ -277,7 +281,7 @@ def _settings(section: msgspec.Struct | None) -> dict[str, Any]:
 
 def _handler(file: _FunctionFile) -> HandlerSpec | None:
     if file.handler is None:
-        for key in ("env", "limits"):
+        for key in ("env", "secrets", "limits"):
             if getattr(file, key) is not None:
                 raise InvalidRecord(f"{key}: only a function with a handler has this")
         return None
@@ -296,8 +300,25 @@ def _handler(file: _FunctionFile) -> HandlerSpec | None:
         file=str(path),
         function=match["function"],
         env=_env(file.env or {}),
+        secrets=_secrets(file.secrets or [], file.env or {}),
         limits=HandlerLimits(**_settings(file.limits)),
     )
+
+
+def _secrets(keys: Sequence[object], env: Mapping[str, object]) -> tuple[str, ...]:
+    if len(keys) > MAX_SECRETS:
+        raise InvalidRecord(f"secrets: at most {MAX_SECRETS}")
+    known = list[str]()
+    for key in keys:
+        try:
+            known.append(check_secret_key(str(key)))
+        except InvalidRecord as error:
+            raise InvalidRecord(f"secrets: {error}") from None
+        if key in env:
+            raise InvalidRecord(f"env.{key}: is also among the secrets")
+    if len(set(known)) < len(known):
+        raise InvalidRecord("secrets: a name is given twice")
+    return tuple(sorted(known))
 
 
 def _env(values: Mapping[str, object]) -> Mapping[str, str]:

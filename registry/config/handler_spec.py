@@ -73,12 +73,14 @@ class HandlerLimits:
 class HandlerSpec:
     """A user's own handler: `function` in `file`, relative to the function's folder.
 
-    Without a file it is the built-in handler of that name.
+    Without a file it is the built-in handler of that name. `secrets` are the names of those which it needs
+    in its environment.
     """
 
     file: str
     function: str
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
     limits: HandlerLimits = field(default_factory=HandlerLimits)
 
     @property

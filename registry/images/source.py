@@ -1,6 +1,7 @@
-"""The folder of a checkpoint: local, or downloaded from a model hub."""
+"""The folder of a checkpoint: local, or one commit of a repository on a model hub."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -9,7 +10,20 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from registry.errors import CheckpointError
 
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_HUB_NAME = re.compile(
+    r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?)"
+    r"(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{0,127}))?"
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint's folder. From a hub also its id there, and the commit that the folder is of."""
+
+    folder: Path
+    hub_id: str = ""
+    commit: str = ""
 
 
 def local_folder(name: str) -> Path | None:
@@ -19,19 +33,36 @@ def local_folder(name: str) -> Path | None:
         return folder
     if folder.exists() and name:
         raise CheckpointError(f"{name} is a file: name the checkpoint's folder")
-    if not _HUB_ID.fullmatch(name):
+    if not _HUB_NAME.fullmatch(name):
         raise CheckpointError(f"no such checkpoint folder: {name!r}")
     return None
 
 
-def checkpoint_from(path_or_hub_id: str | Path) -> Path:
-    """Return the folder of a checkpoint, downloaded if it is a hub id. Raises CheckpointError."""
-    name = str(path_or_hub_id)
+def at_revision(name: str, revision: str | None) -> str:
+    """Return a hub id with the revision. Raises CheckpointError for a folder, or if it has one already."""
+    if revision is None:
+        return name
+    if local_folder(name) is not None or "@" in name:
+        raise CheckpointError(f"{name} is no hub id without a revision: --revision is for one")
+    pinned = f"{name}@{revision}"
+    if not _HUB_NAME.fullmatch(pinned):
+        raise CheckpointError(f"{revision!r} is no revision: give a branch, a tag or a commit")
+    return pinned
+
+
+def checkpoint_from(path_or_hub_name: str | Path) -> Checkpoint:
+    """Return a checkpoint; `ID` or `ID@REVISION` of the hub is downloaded. Raises CheckpointError.
+
+    A branch or tag is resolved to its commit once, and all files are of that commit.
+    """
+    name = str(path_or_hub_name)
     folder = local_folder(name)
     if folder is not None:
-        return folder
+        return Checkpoint(folder=folder)
+    found = _HUB_NAME.fullmatch(name)
+    assert found is not None
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+        folder = Path(snapshot_download(found["id"], revision=found["revision"], allow_patterns=HUB_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         if isinstance(error, LocalEntryNotFoundError) or not isinstance(
             error, HfHubHTTPError | HFValidationError
@@ -44,3 +75,7 @@ def checkpoint_from(path_or_hub_id: str | Path) -> Path:
         raise CheckpointError(
             f"{name!r} is neither a local folder nor could it be downloaded from the hub: {reason}"
         ) from error
+    # The library names a snapshot's folder by its commit.
+    if not _COMMIT.fullmatch(folder.name):
+        raise CheckpointError(f"{name!r}: the hub named no commit, so that its files cannot be pinned")
+    return Checkpoint(folder=folder, hub_id=found["id"], commit=folder.name)

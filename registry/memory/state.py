@@ -45,6 +45,7 @@ from registry.records.instance import TRANSITIONS, InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.secret import FunctionSecrets
 from registry.records.usage import RequestRecord
 from registry.state import ClusterConfig, State
 
@@ -126,6 +127,7 @@ class MemoryState(MemoryLedger, State):
         self._leases: dict[str, _Lease] = {}
         self._incarnation = ""
         self._keys: dict[str, ApiKey] = {}
+        self._secrets: dict[str, FunctionSecrets] = {}
         self._quotas = MemoryQuotas(self._clock)
         self._casts = MemoryCasts(self._clock)
         self._lives: dict[tuple[str, int], tuple[LiveChanged, float]] = {}
@@ -190,6 +192,7 @@ class MemoryState(MemoryLedger, State):
         del self._heads[name]
         for number in head.versions:
             del self._versions[name, number]
+        self._secrets.pop(name, None)
         self._feed.publish(FunctionDeleted(name=name))
 
     async def next_node_epoch(self, node: str) -> int:
@@ -319,6 +322,20 @@ class MemoryState(MemoryLedger, State):
 
     def watch(self, cursor: str) -> AsyncIterator[tuple[str, Change]]:
         return self._feed.watch(cursor)
+
+    async def function_secrets(self, function: str) -> FunctionSecrets:
+        return self._secrets.get(function, FunctionSecrets(function=function))
+
+    async def functions_with_secrets(self) -> list[str]:
+        return sorted(self._secrets)
+
+    async def replace_secrets(self, before: FunctionSecrets, after: FunctionSecrets) -> bool:
+        if await self.function_secrets(before.function) != before:
+            return False
+        self._secrets[after.function] = after
+        if not after.secrets:
+            del self._secrets[after.function]
+        return True
 
     async def put_key(self, key: ApiKey) -> None:
         self._raise_schema(key.schema)

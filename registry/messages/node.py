@@ -73,9 +73,9 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
 class StartInstance(Message, frozen=True, kw_only=True):
     """A request to start an instance. A repetition with the same `instance_id` joins the start in progress.
 
-    `assets` has the small files by name (config.json; for a handler all of its files). With `live` the
-    progress reports runnable layers, so that the node can serve as a stage meanwhile; from host memory it
-    loads the layers from `first_layer` on first.
+    `assets` has the small files by name (config.json; for a handler all of its files), `secrets` the values
+    of a handler's, which no repr shows. With `live` the progress reports runnable layers, so that the node
+    can serve as a stage meanwhile; from host memory it loads the layers from `first_layer` on first.
     """
 
     instance_id: str
@@ -91,6 +91,10 @@ class StartInstance(Message, frozen=True, kw_only=True):
     controller_incarnation: str = ""
     live: bool = False
     first_layer: Annotated[int, msgspec.Meta(ge=0)] = 0
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<StartInstance {self.instance_id} of {self.function}:{self.version}>"
 
 
 class StopInstance(Message, frozen=True, kw_only=True):

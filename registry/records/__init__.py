@@ -12,5 +12,6 @@
 - `node`: nodes and their cached images
 - `quota`: rate limits, concurrency leases and spend limits
 - `schema`: versions of the records' schema
+- `secret`: secrets of functions, encrypted
 - `usage`: request records, intervals and prices
 """

@@ -66,7 +66,9 @@ class FunctionVersion:
 
     `image` and `manifest` are None for a handler without a model. `assets` maps relative file names
     (config.json, tokenizer.json, handler.py, …) to digests. `context_length` is in tokens, 0 where
-    there is none. `deployed_by` is the id of the API key that deployed it, "" if unknown.
+    there is none. `deployed_by` is the id of the API key that deployed it, "" if unknown. `secrets` are the
+    names of those which its instances need. `source` is the hub id of its model, and `revision` the commit
+    that was deployed, "" for one from a local folder.
     """
 
     function: str
@@ -83,6 +85,9 @@ class FunctionVersion:
     created_at: float
     description: str = ""
     deployed_by: str = ""
+    secrets: tuple[str, ...] = ()
+    source: str = ""
+    revision: str = ""
 
     @property
     def runs_user_code(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from registry import keys
-from registry.codec import decode, encode_marked
+from registry.codec import decode, encode, encode_marked
 from registry.errors import InvalidRecord
 from registry.records.change import FunctionChanged, FunctionDeleted
 from registry.records.function import Access, Function, FunctionVersion, Scaling
@@ -17,11 +17,13 @@ from registry.records.function_changes import (
     plan_current,
     plan_version,
 )
+from registry.records.secret import FunctionSecrets
+from registry.redis.connections import LuaScript
 from registry.redis.store import RedisStore, change_script, feed_entry, ordered
 
 # Replace a function's head (and versions) if head and last number are still those that the caller read, as
 # the fence against a concurrent writer. An empty head or version deletes.
-# KEYS feed functions versions last-versions
+# KEYS feed functions versions last-versions secrets
 # ARGV length name old-head old-last new-head new-last kind change (version-field version)*
 _SWAP = change_script(
     """
@@ -29,6 +31,7 @@ if (redis.call('HGET', KEYS[2], ARGV[2]) or '') ~= ARGV[3] then return 0 end
 if (redis.call('HGET', KEYS[4], ARGV[2]) or '0') ~= ARGV[4] then return 0 end
 if ARGV[5] == '' then
   redis.call('HDEL', KEYS[2], ARGV[2])
+  redis.call('HDEL', KEYS[5], ARGV[2])
 else
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[5])
 end
@@ -47,8 +50,21 @@ return 1
 )
 
 
+# Replace a function's secrets if they are still those that were read; "" is none. Returns 0 if not.
+# KEYS secrets; ARGV name before after
+_REPLACE_SECRETS = LuaScript("""
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+else
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+end
+return 1
+""")
+
+
 class RedisFunctions(RedisStore):
-    """Functions and their versions."""
+    """Functions, their versions and secrets."""
 
     async def create_version(
         self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
@@ -118,6 +134,26 @@ class RedisFunctions(RedisStore):
                 return
             attempted = True
 
+    async def function_secrets(self, function: str) -> FunctionSecrets:
+        return (await self._secrets(function))[1]
+
+    async def functions_with_secrets(self) -> list[str]:
+        return sorted(name.decode() for name in await self._redis.call("HKEYS", keys.SECRETS))
+
+    async def replace_secrets(self, before: FunctionSecrets, after: FunctionSecrets) -> bool:
+        name = before.function
+        raw, known = await self._secrets(name)
+        if known != before:
+            return known == after  # a repetition
+        new = encode(after) if after.secrets else b""
+        return bool(await self._redis.script(_REPLACE_SECRETS, [keys.SECRETS], [name, raw, new]))
+
+    async def _secrets(self, name: str) -> tuple[bytes, FunctionSecrets]:
+        raw = await self._redis.call("HGET", keys.SECRETS, name)
+        if raw is None:
+            return b"", FunctionSecrets(function=name)
+        return raw, decode(FunctionSecrets, raw, f"{keys.SECRETS}[{name}]")
+
     async def _update(self, name: str, step: Callable[[Function], Function]) -> Function:
         while True:
             raw, known = await self._known(name)
@@ -169,6 +205,6 @@ class RedisFunctions(RedisStore):
         if new is not None:
             await self._raise_schema(new.schema)
             head = encode_marked(new, new.schema)
-        found = [keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS]
+        found = [keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS, keys.SECRETS]
         entry = feed_entry(change)
         return bool(await self._change(_SWAP, found, name, old, last, head, highest, *entry, *fields))

@@ -357,7 +357,6 @@ async def test_a_sweep_leaves_files_that_no_index_names(redis_url: str, tmp_path
         await whole.redis._redis.call("DEL", keys.ARCHIVE)
         collector = BlobCollector(
             *(whole.store, whole.memory, SystemClock()),
-            holder="test",
             grace_s=-1.0,
             is_kept=whole.files.is_archive,
         )

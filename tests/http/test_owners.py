@@ -157,6 +157,15 @@ async def test_a_name_that_is_taken_says_no_more() -> None:
         assert (await of.listed("admin"))["secret"]["owner"] == "acme"  # kept, and who deployed is recorded
 
 
+async def test_a_name_with_an_administrators_secrets_is_taken() -> None:
+    async with tenants() as all_:
+        secrets = "/admin/functions/reserved/secrets/TOKEN"
+        assert (await all_["admin"].put(secrets, json={"value": "hidden"})).status_code == 200
+        refused = await all_.deploy("acme deployer", "reserved")
+        assert refused.status_code == 409 and refused.json()["error"]["code"] == "name_taken"
+        assert (await all_.deploy("admin", "reserved")).status_code == 201
+
+
 async def test_two_tenants_that_deploy_one_name_at_once() -> None:
     async with tenants() as of:
         ensure = of.gw.cluster.ensure_host_copy

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from tests.fixtures.encoder_checkpoints import IMAGE, write_encoder
+from tests.fixtures.hub import FakeHub, serving
 from tests.fixtures.platform import Platform
 
 PREPROCESSOR = {
@@ -140,3 +141,23 @@ def test_a_handlers_error_has_the_request_id_and_no_line_of_another_tenant(
                 assert f"request {answer.headers['x-request-id']}/0 failed" in logged
                 assert "record of tenant A" in logged and "in handle" in logged
     platform.run("delete", "gossip", "--yes")
+
+
+def test_a_model_of_a_hub_is_pinned_to_its_commit(platform: Platform, tmp_path: Path) -> None:
+    write_encoder("vit", tmp_path / "vit")
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "vit").iterdir()}
+    commit = "c0ffee" + "0" * 34
+    hub = FakeHub(hub_id="some/vit", commits={commit: files}, branches={"v1.2": commit})
+    before = dict(platform.env)
+    with serving(hub):
+        platform.env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+        try:
+            shown = platform.run("deploy", "some/vit", "--revision", "v1.2", "--name", "pinned").stdout
+        finally:
+            platform.env = before
+    assert f"some/vit@{commit}" in shown
+    assert f"some/vit@{commit}" in platform.run("describe", "pinned").stdout
+    (row,) = [row for row in platform.json("list") if row["name"] == "pinned"]
+    assert (row["source"], row["revision"]) == ("some/vit", commit)
+    platform.run("delete", "pinned", "--yes")

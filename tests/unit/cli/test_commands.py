@@ -172,6 +172,8 @@ def test_doctor_suggests_fixes(tmp_path: Path) -> None:
     assert found["redis"]["verdict"] == "ok"
     assert "port 9" in found  # that of HYPERCAST_URL
     assert all(row["fix"] for row in found.values() if row["verdict"] == "bad")
+    confining = [row for name, row in found.items() if name.startswith("handlers: ")]
+    assert len(confining) == 5 and {row["verdict"] for row in confining} <= {"ok", "note"}
 
 
 def test_pack_writes_an_image(tmp_path: Path) -> None:

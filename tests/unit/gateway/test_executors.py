@@ -71,3 +71,24 @@ async def test_a_cancelled_call_leaves_the_queue_and_errors_reach_their_caller()
         await executor.run("b", 1, lambda: 1 / 0)
     assert ran == [] and repr(executor) == "<FairExecutor work running=0 jobs=0>"
     executor.close()
+
+
+async def test_closing_ends_queued_jobs_with_an_error_and_lets_running_ones_end() -> None:
+    executor, gate, ran = FairExecutor("work", ExecutorBounds(threads=1)), threading.Event(), list[int]()
+    running = asyncio.create_task(executor.run("a", 1, gate.wait))
+    queued = [asyncio.create_task(executor.run(tenant, 1, ran.append, 1)) for tenant in ("a", "b", "b")]
+    left = asyncio.create_task(executor.run("c", 1, ran.append, 1))
+    await asyncio.sleep(0)
+    left.cancel()
+    executor.close()
+    async with asyncio.timeout(10):
+        outcomes = await asyncio.gather(*queued, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
+    assert "stopping" in str(outcomes[0]) and repr(executor) == "<FairExecutor work running=1 jobs=1>"
+    with pytest.raises(Unavailable, match="stopping"):
+        await executor.run("d", 1, lambda: 1)
+    gate.set()
+    assert await running is True and ran == []
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    assert repr(executor) == "<FairExecutor work running=0 jobs=0>"

@@ -25,7 +25,7 @@ from registry.errors import (
 )
 from registry.images.fsspec_store import FsspecStore
 from registry.images.local_store import LocalStore
-from registry.images.source import checkpoint_from
+from registry.images.source import Checkpoint, checkpoint_from
 from registry.images.store import BlobStore, open_store
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB: several batches
@@ -309,7 +309,7 @@ async def test_a_damaged_blob_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
-    assert checkpoint_from(tmp_path) == tmp_path
+    assert checkpoint_from(tmp_path) == Checkpoint(folder=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
         checkpoint_from(str(tmp_path / "file"))
