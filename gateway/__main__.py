@@ -13,7 +13,7 @@ from functools import partial
 import uvloop
 from setproctitle import setproctitle
 
-from gateway.api.app import make_app
+from gateway.api.app import make_app, make_metrics_app
 from gateway.api.blob_collector import BlobCollector
 from gateway.billing.request_record import Biller
 from gateway.cluster.dialer import channel_dialer
@@ -21,6 +21,7 @@ from gateway.control.assembly import Control, ControlSettings, make_control
 from gateway.core.settings import GatewaySettings, parse
 from gateway.http.connections import raise_descriptor_limit
 from gateway.http.metrics import ControlFacts, Metrics
+from gateway.http.metrics_listener import metrics_listener
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
@@ -133,6 +134,11 @@ async def run(settings: GatewaySettings) -> None:
             is_kept=archive.files.is_archive,
         )
         server = GatewayServer(make_app(services, collector, archive), services.limiter, settings)
+        if settings.metrics_port is not None:
+            app = make_metrics_app(services, collector)
+            listener = metrics_listener(app, settings.metrics_host, settings.metrics_port)
+            port = await stack.enter_async_context(listener)
+            _log.info("metrics on http://%s:%d/metrics", settings.metrics_host, port)
         await services.health.probe(rates=True)
         await control.ready.wait()
         await _serve(server, services, collector)

@@ -1,7 +1,7 @@
 """The table of all operations: the one place that names a route, its description and its handler."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.api.admin_archive import ArchiveRoutes
@@ -387,3 +387,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
     _open("/metrics", lambda to: to.system.metrics, "Prometheus metrics", None, TEXT),
     _open("/openapi.json", lambda to: to.system.openapi, "This document", None, JSON),
 )
+
+# What a gateway with --metrics-port serves there, and what it then serves of that on the port of its clients.
+WATCHED = tuple(op for op in OPERATIONS if op.path in ("/livez", "/readyz", "/health", "/metrics"))
+_METRICS_APART: dict[str, dict[str, Any]] = {
+    "/metrics": {"needs": RequiredKey.ADMIN},
+    "/health": {"handler": lambda to: to.system.status, "answer": answers.HealthStatus},
+}
+
+
+def client_operations(*, metrics_apart: bool) -> tuple[Operation[Handlers], ...]:
+    """Return the operations on the port of the clients."""
+    if not metrics_apart:
+        return OPERATIONS
+    return tuple(replace(op, **_METRICS_APART.get(op.path, {})) for op in OPERATIONS)

@@ -24,7 +24,7 @@ Example:
 # Fields of Options and of GatewaySettings.
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level"),
-    *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas"),
+    *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas", "metrics_port"),
 )
 
 
@@ -74,6 +74,8 @@ class GatewaySettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    metrics_host: str = ""
+    metrics_port: int | None = None
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""
@@ -122,6 +124,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
     planner = options.cast_planner
     return GatewaySettings(
         **{name: getattr(options, name) for name in _SAME},
+        metrics_host=options.metrics_host or options.host,
         redis_url=options.redis_url or "",
         redis_password=redis_password(options.redis_password_file, environ),
         store=options.store or "",

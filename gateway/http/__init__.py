@@ -7,6 +7,7 @@
 - `drain`: the in-flight limit and the drain
 - `limits`: bounds on bodies, JSON decoding
 - `metrics`: Prometheus metrics
+- `metrics_listener`: the HTTP server of --metrics-port
 - `pieces`: JSON arrays of any length, in turns
 - `protocol`: HTTP/1.1 with a bounded head
 - `responses`: JSON responses

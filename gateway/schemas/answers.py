@@ -274,12 +274,15 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: Sequence[str] = ()
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class HealthStatus(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ready", "not ready"]
+    state: Literal["alive", "silent"]
+
+
+class Health(HealthStatus, frozen=True, kw_only=True):
     reasons: Sequence[str]
     phase: str
     in_flight: Count
-    state: Literal["alive", "silent"]
     state_reason: str
     nodes: Count
     functions: Count
