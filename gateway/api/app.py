@@ -1,11 +1,13 @@
 """The ASGI application: the handlers behind the routes of the table, and the layer around them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.admin_archive import ArchiveRoutes
+from gateway.api.admin_audit import AuditRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
@@ -24,7 +26,7 @@ from gateway.requests.middleware import RequestMiddleware
 from gateway.requests.routing import Router
 from gateway.requests.services import Services
 from gateway.schemas.document import document
-from gateway.schemas.operations import Operation
+from gateway.schemas.operations import Handler, Operation
 from registry.archive.archive import LedgerArchive
 
 
@@ -34,7 +36,17 @@ def make_app(
     """Return the ASGI application of one gateway."""
     operations = client_operations(metrics_apart=services.settings.metrics_port is not None)
     handlers = make_handlers(services, collector, archive, operations)
-    return RequestMiddleware(Router(operations, handlers), services)
+    return RequestMiddleware(Router(operations, handlers, _around(services)), services)
+
+
+def _around(services: Services) -> Callable[[Operation[Handlers], Handler], Handler]:
+    """Return what adds the audit log and the rates of keys to a handler that declares them."""
+
+    def around(operation: Operation[Handlers], handler: Handler) -> Handler:
+        handler = services.changes.recorded(operation, handler)
+        return services.quotas.rated(handler) if operation.rated else handler
+
+    return around
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,4 +87,5 @@ def make_handlers(
         keys=KeyAdmin(services),
         usage=UsageRoutes(services, None if archive is None else archive.ledger),
         archive=ArchiveRoutes(services, archive),
+        audit=AuditRoutes(services),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.api.admin_archive import ArchiveRoutes
+from gateway.api.admin_audit import AuditRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
@@ -28,6 +29,7 @@ from gateway.schemas.operations import (
     LINES,
     PARQUET,
     TEXT,
+    Audit,
     Handler,
     Operation,
     RequiredKey,
@@ -50,6 +52,7 @@ class Handlers:
     keys: KeyAdmin
     usage: UsageRoutes
     archive: ArchiveRoutes
+    audit: AuditRoutes
 
 
 Select = Callable[[Handlers], Handler]
@@ -158,6 +161,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         empty_body=True,
         status=201,
         failures=(*_WAITS, 507),
+        audit=Audit("function.deploy", target="name", made="version"),
     ),
     Operation("get", "/admin/functions", lambda to: to.admin.list_all, "All functions", answers.FunctionList),
     _on_function("get", "", lambda to: to.admin.show, "One function", answers.FunctionView),
@@ -169,8 +173,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.FunctionView,
         409,
         body=admin.PatchFunction,
+        audit=Audit("function.change"),
     ),
-    _on_function("delete", "", lambda to: to.admin.delete, "Delete it", answers.DeletedFunction, 409),
+    _on_function(
+        "delete",
+        "",
+        lambda to: to.admin.delete,
+        "Delete it",
+        answers.DeletedFunction,
+        409,
+        audit=Audit("function.delete"),
+    ),
     _on_function(
         "post",
         "/rollback",
@@ -179,6 +192,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.FunctionView,
         *_WAITS,
         body=admin.RollbackRequest,
+        audit=Audit("function.rollback"),
     ),
     _on_function(
         "post",
@@ -188,6 +202,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.ScaledFunction,
         *_WAITS,
         body=admin.ScaleRequest,
+        audit=Audit("function.scale"),
     ),
     _on_function(
         "post",
@@ -198,6 +213,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         *_WAITS,
         body=admin.WarmRequest,
         others=(LINES,),
+        audit=Audit("function.warm"),
     ),
     _on_function(
         "post",
@@ -207,6 +223,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.DroppedImage,
         *_WAITS,
         body=admin.DropRequest,
+        audit=Audit("function.evict"),
     ),
     _on_function(
         "get",
@@ -226,6 +243,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "Which blobs the store lacks",
         admin.MissingAnswer,
         body=admin.MissingBlobs,
+        unaudited="it reads, and keeps blobs from collection for a while",
     ),
     *(
         Operation(
@@ -249,6 +267,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         parameters=(p.DIGEST, p.UPLOAD_OFFSET, p.UPLOAD_LENGTH),
         failures=(409, 507),
         streamed_body=True,
+        audit=Audit("blob.upload"),
     ),
     Operation("get", "/admin/nodes", lambda to: to.cluster.nodes, "The nodes", answers.NodeList),
     Operation(
@@ -272,6 +291,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.NewKey,
         body=admin.CreateKey,
         status=201,
+        audit=Audit("key.create", target="tenant", made="id"),
     ),
     Operation(
         "patch",
@@ -282,6 +302,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.PatchKey,
         parameters=(p.KEY_ID,),
         failures=(404, 409),
+        audit=Audit("key.change"),
     ),
     Operation(
         "delete",
@@ -291,6 +312,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.KeyView,
         parameters=(p.KEY_ID,),
         failures=(404, 409),
+        audit=Audit("key.revoke"),
     ),
     Operation("get", "/admin/prices", lambda to: to.keys.list_prices, "The price table", answers.RateList),
     Operation(
@@ -302,6 +324,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.CreateRate,
         status=201,
         failures=(409,),
+        audit=Audit("price.create", target="id"),
     ),
     Operation(
         "get",
@@ -313,6 +336,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         others=(CSV, PARQUET),
         parameters=(p.GROUP_BY, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.OF_KEY, p.FORMAT),
         failures=(422,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -323,6 +347,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=RequiredKey.KEY,
         parameters=(p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT),
         failures=(422,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -334,6 +359,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         others=(CSV, PARQUET),
         parameters=(p.GPU_BY, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.RESOLUTION, p.FORMAT),
         failures=(422,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -353,6 +379,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=RequiredKey.KEY,
         parameters=(p.REQUEST_ID,),
         failures=(404,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -370,6 +397,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         empty_body=True,
         others=(LINES,),
         failures=(409, 422, 507),
+        audit=Audit("usage.archive"),
     ),
     Operation(
         "post",
@@ -379,6 +407,16 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.DeleteUsage,
         others=(LINES,),
         failures=(409, 422, 507),
+        audit=Audit("usage.delete", target="tenant"),
+    ),
+    Operation(
+        "get",
+        "/admin/audit",
+        lambda to: to.audit.entries,
+        "The audit log of changes, the latest first",
+        answers.AuditAnswer,
+        parameters=(p.AUDIT_LOG, p.SINCE, p.UNTIL, p.OF_KEY, p.OF_OPERATION, p.LIMIT, p.CURSOR),
+        failures=(422,),
     ),
     _open("/", lambda to: to.system.index, "What this service is", answers.ServiceIndex),
     _open("/livez", lambda to: to.system.livez, "Liveness", answers.Liveness),

@@ -83,6 +83,7 @@ class GatewaySettings:
     secret: bytes = b""
     redis_password: str = field(default="", repr=False)
     admin_key_file: Path | None = None
+    audit_file: Path | None = None
     expect_nodes: int = 0
     grace_s: float = 30.0
     linger_s: float = 0.0
@@ -130,6 +131,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         store=options.store or "",
         secret=secret,
         admin_key_file=options.admin_key_file or (data and data / "admin.key"),
+        audit_file=data and data / "audit" / f"{options.gateway_id.replace('/', '_') or 'gateway'}.log",
         cast_plan=None if planner is None else parse_fixed_plan(planner),
         link_bytes_s=options.usual_link_rate_bytes_s,
         deadlines=Deadlines(

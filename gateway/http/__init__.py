@@ -1,6 +1,7 @@
 """HTTP below the application.
 
 - `access_log`: one line a request
+- `audit_file`: the file of the audit log
 - `connections`: the bound on open connections
 - `bounded_reads`: reads of many ledger records, one at a time
 - `disconnect`: cancellation when a client leaves

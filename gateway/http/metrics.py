@@ -121,6 +121,7 @@ class Metrics:
             ("function", "state"),
             _START_S,
         )
+        self.refused_changes: Tally[tuple[str, ...]] = Tally()  # by status
         self.outbox_records = Gauge(
             "hypercast_outbox_records",
             "Records of failed requests that wait in the outbox for the ledger.",
@@ -136,6 +137,14 @@ class Metrics:
         latencies = (self.duration, self.first_token, self.per_token, self.phases, self.casts, self.loop_lag)
         for collector in latencies:
             registry.register(collector)
+        registry.register(
+            Tallied(
+                "hypercast_refused_changes",
+                "Attempts of changes without a valid key (401) or without the right (403).",
+                ("status",),
+                self.refused_changes,
+            )
+        )
         registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))
 
     def note_start(self, instance: InstanceRecord) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.billing.request_record import Biller
+from gateway.core.audit_writer import AuditWriter
 from gateway.core.contract import ClusterOperations
 from gateway.core.executors import Executors, make_executors
 from gateway.core.open_call import Dispatcher
@@ -12,6 +13,7 @@ from gateway.http.drain import InFlightLimiter
 from gateway.http.metrics import Metrics
 from gateway.inference.assets import AssetCache, ModelAssets
 from gateway.inference.tokenization import Encoder
+from gateway.requests.change_log import ChangeLog
 from gateway.requests.functions import FunctionResolver
 from gateway.tenants.auth import Authenticator
 from gateway.tenants.concurrency_leases import ConcurrencyLeases
@@ -43,6 +45,7 @@ class Services:
     assets: AssetCache
     biller: Biller
     executors: Executors
+    changes: ChangeLog
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
         """Return the encoder of a request's texts."""
@@ -89,4 +92,5 @@ def make_services(
         assets=AssetCache(blobs),
         biller=biller,
         executors=make_executors(),
+        changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

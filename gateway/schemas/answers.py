@@ -11,6 +11,7 @@ from gateway.schemas.openai import Object, UsageInfo
 from registry.accounting.reconciliation import BalanceVerdict, NodeBalance
 from registry.accounting.usage_groups import SummaryRow
 from registry.records.api_key import ApiKey
+from registry.records.audit import AuditEntry
 from registry.records.function import FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
@@ -155,6 +156,17 @@ NodeView = _like(
 NodeList = msgspec.defstruct("NodeList", [("nodes", list[NodeView])])  # type: ignore[valid-type]
 KeyView = _like(ApiKey, "KeyView", without="digest", extra=[("spent_nanos", int | None)])
 NewKey = _like(ApiKey, "NewKey", without="digest", extra=[("key", str)])
+AuditView = _like(
+    AuditEntry,
+    "AuditView",
+    extra=[
+        *(("status", int | None), ("code", str), ("made", str), ("ended_at", float | None)),
+    ],
+)
+AuditAnswer = msgspec.defstruct(
+    "AuditAnswer",
+    [("entries", list[AuditView]), ("next", str)],  # type: ignore[valid-type]
+)
 KeyList = msgspec.defstruct("KeyList", [("keys", list[KeyView])])  # type: ignore[valid-type]
 
 

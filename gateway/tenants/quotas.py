@@ -4,10 +4,14 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from starlette.requests import Request
+
 from gateway.core.errors import RETRY_AFTER_MAX_S, TooMany
-from gateway.core.request_context import RequestContext
+from gateway.core.request_context import RequestContext, request_context
+from gateway.schemas.operations import Handler
 from gateway.tenants.concurrency_leases import LEASE_TTL_S, ConcurrencyLeases
 from gateway.tenants.cost_estimates import CostEstimates, WorkBound
 from gateway.tenants.state_health import HealthCheck
@@ -47,9 +51,14 @@ class Quotas:
         return f"<Quotas {self._leases!r}>"
 
     @asynccontextmanager
-    async def admit(self, context: RequestContext) -> AsyncIterator[None]:
-        """Hold a concurrency lease of the request's key. Raises TooMany, Unavailable, StateUnavailable."""
+    async def admit(self, context: RequestContext, *, rates_only: bool = False) -> AsyncIterator[None]:
+        """Hold a concurrency lease of the request's key. Raises TooMany, Unavailable, StateUnavailable.
+
+        With `rates_only` no lease is held, and neither concurrency nor spending limits the request.
+        """
         key = context.caller
+        if rates_only:
+            key = replace(key, max_concurrent=None, spend_limit_nanos=None)
         if not key.limited:
             yield
             return
@@ -71,9 +80,20 @@ class Quotas:
         self._leases.add(lease)
         context.lease = lease
         try:
+            if rates_only:
+                self.release(context)
             yield
         finally:
             self.release(context)
+
+    def rated(self, handler: Handler) -> Handler:
+        """Return a handler whose requests count in the rates of their keys alone."""
+
+        async def handle(request: Request) -> object:
+            async with self.admit(request_context(request.scope), rates_only=True):
+                return await handler(request)
+
+        return handle
 
     async def reserve(self, context: RequestContext, version: FunctionVersion, work: WorkBound) -> None:
         """Reserve in the key's spend limit what the request may cost; its lease holds the reservation.

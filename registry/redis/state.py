@@ -12,6 +12,7 @@ from registry import keys
 from registry.codec import decode, encode
 from registry.errors import Conflict, NotFound
 from registry.records.api_key import ApiKey
+from registry.redis.audit import RedisAudit
 from registry.redis.casts import RedisCasts
 from registry.redis.connections import TIMEOUT_S, ConnectionPool, LuaScript
 from registry.redis.feed import RedisFeed
@@ -50,6 +51,7 @@ class RedisState(
     RedisLive,
     RedisFeed,
     RedisLeases,
+    RedisAudit,
     RedisQuotas,
     RedisLedger,
     State,
