@@ -40,7 +40,7 @@ def make_app(
 
 
 def _around(services: Services) -> Callable[[Operation[Handlers], Handler], Handler]:
-    """Return what adds the audit log and the rates of keys to a handler that declares them."""
+    """Return what adds the audit log and the rate of its key to a handler that declares them."""
 
     def around(operation: Operation[Handlers], handler: Handler) -> Handler:
         handler = services.changes.recorded(operation, handler)

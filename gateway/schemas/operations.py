@@ -54,7 +54,7 @@ class Operation(Generic[H]):
     that every such operation shares. `calls` are calls of functions. A body with `streamed_body` is
     processed as it arrives. A response that `follows` a log does not delay a shutdown. `audit` is how a
     change is recorded; an operation of a changing method without it has the reason in `unaudited`. A `rated`
-    one counts in the rates of its key.
+    one has the rate of its key's requests.
     """
 
     method: str

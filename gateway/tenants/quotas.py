@@ -51,14 +51,12 @@ class Quotas:
         return f"<Quotas {self._leases!r}>"
 
     @asynccontextmanager
-    async def admit(self, context: RequestContext, *, rates_only: bool = False) -> AsyncIterator[None]:
+    async def admit(self, context: RequestContext, limits: ApiKey | None = None) -> AsyncIterator[None]:
         """Hold a concurrency lease of the request's key. Raises TooMany, Unavailable, StateUnavailable.
 
-        With `rates_only` no lease is held, and neither concurrency nor spending limits the request.
+        `limits` is the key by whose id and limits it counts, by default that of the request.
         """
-        key = context.caller
-        if rates_only:
-            key = replace(key, max_concurrent=None, spend_limit_nanos=None)
+        key = limits or context.caller
         if not key.limited:
             yield
             return
@@ -80,17 +78,23 @@ class Quotas:
         self._leases.add(lease)
         context.lease = lease
         try:
-            if rates_only:
-                self.release(context)
             yield
         finally:
             self.release(context)
 
     def rated(self, handler: Handler) -> Handler:
-        """Return a handler whose requests count in the rates of their keys alone."""
+        """Return a handler under the rate of requests of the keys, counted apart from their calls."""
 
         async def handle(request: Request) -> object:
-            async with self.admit(request_context(request.scope), rates_only=True):
+            context = request_context(request.scope)
+            limits = replace(
+                context.caller,
+                id=f"{context.caller.id}:reads",
+                max_concurrent=None,
+                tokens_per_minute=None,
+                spend_limit_nanos=None,
+            )
+            async with self.admit(context, limits):
                 return await handler(request)
 
         return handle

@@ -74,9 +74,9 @@ def test_of_many_first_starts_one_makes_the_secret(tmp_path: Path):
 
 def test_the_environment_gives_the_secret_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "cluster.secret"
-    monkeypatch.setenv(SECRET_VARIABLE, " a secret of sixteen bytes\n")
-    assert load_or_create_secret(path) == b"a secret of sixteen bytes"
-    assert load_or_create_secret(None) == b"a secret of sixteen bytes"
+    monkeypatch.setenv(SECRET_VARIABLE, " a secret of more than thirty-two bytes\n")
+    assert load_or_create_secret(path) == b"a secret of more than thirty-two bytes"
+    assert load_or_create_secret(None) == b"a secret of more than thirty-two bytes"
     assert not path.exists()
 
 
