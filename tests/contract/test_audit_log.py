@@ -3,14 +3,16 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from registry import keys
-from registry.errors import InvalidRecord
+from registry.errors import InvalidRecord, StateFull
 from registry.records.audit import AuditEntry, AuditLogName, AuditOutcome
 from registry.redis.state import RedisState
 from registry.state import State
+from tests.fixtures.plain_redis import PlainRedis
 
 
 def entry(number: int, **changes: object) -> AuditEntry:
@@ -86,3 +88,15 @@ async def test_the_oldest_are_removed_with_their_outcomes(state: State):
     await state.end_audit_entry("req-0", outcome(200))  # a change that took longer than the log reaches back
     if isinstance(state, RedisState):
         assert await state._redis.call("HLEN", keys.audit_outcomes("changes")) == 3
+
+
+async def test_a_full_redis_takes_entries(tmp_path: Path) -> None:
+    with PlainRedis(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as redis:
+        async with RedisState.connect(redis.url) as state:
+            with pytest.raises(StateFull):
+                for number in range(100):
+                    await state._redis.call("SET", f"fill {number}", "x" * 100_000)
+            await state.add_audit_entry(entry(1))
+            await state.end_audit_entry("req-1", outcome(200))
+            (found,) = (await state.audit_page()).records
+            assert found.outcome is not None and found.outcome.status == 200
