@@ -20,7 +20,7 @@ class _PrivateFile(RotatingFileHandler):
         return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding="utf-8")
 
 
-def write_audit_lines(path: Path | None) -> None:
+def write_audit_lines(path: Path | None, *, max_bytes: int = _MAX_BYTES) -> None:
     """Send the lines of the audit log to a file, else to the log of the gateway. Raises InvalidRecord."""
     lines = logging.getLogger("hypercast.audit")
     lines.setLevel(logging.INFO)
@@ -28,7 +28,7 @@ def write_audit_lines(path: Path | None) -> None:
         return
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handler = _PrivateFile(path, maxBytes=_MAX_BYTES, backupCount=_KEPT)
+        handler = _PrivateFile(path, maxBytes=max_bytes, backupCount=_KEPT)
     except OSError as error:
         raise InvalidRecord(f"the audit log {path}: {error.strerror}") from error
     handler.setFormatter(logging.Formatter("%(message)s"))

@@ -31,8 +31,9 @@ from registry.records.audit import AuditEntry
 T = TypeVar("T")
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MAX_FIELDS = 32
-_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_MAX_FIELDS = 24
+_MAX_FIELD_NAME = 48
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # Refusals of known keys that are recorded: of each key one in this time, and of all at most so many.
 _REFUSAL_S = 60.0
 _MAX_REFUSALS = 20
@@ -197,7 +198,7 @@ def _sizes(given: Mapping[str, msgspec.Raw], prefix: str = "") -> Iterator[tuple
         if value.startswith(b"{") and not prefix:
             yield from _sizes(_FIELDS.decode(value), f"{shown}.")
         else:
-            yield shown, len(value)
+            yield shown[:_MAX_FIELD_NAME], len(value)
 
 
 def _text(raw: msgspec.Raw | None) -> str:
@@ -212,4 +213,4 @@ def _text(raw: msgspec.Raw | None) -> str:
 def _printable(target: str) -> str:
     """Return a name for a terminal, too: anything else could rewrite what an admin sees there."""
     target = target[:MAX_TARGET]
-    return target if target.isprintable() else ascii(target)
+    return target if target.isprintable() else ascii(target)[:MAX_TARGET]

@@ -20,7 +20,7 @@ if redis.call('HSETNX', KEYS[2], ARGV[2], '') == 0 then return 0 end
 redis.call('XADD', KEYS[1], '*', 'id', ARGV[2], 'entry', ARGV[3])
 local over = redis.call('XLEN', KEYS[1]) - tonumber(ARGV[1])
 if over > 0 then
-  for _, old in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', over)) do
+  for _, old in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', math.min(over, 1000))) do
     redis.call('XDEL', KEYS[1], old[1])
     redis.call('HDEL', KEYS[2], old[2][2])
   end

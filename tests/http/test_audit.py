@@ -114,7 +114,7 @@ async def test_the_fields_of_a_record_are_bounded() -> None:
         body = {"name": "x" * 10_000, "task": "handler", "architecture": "h", "assets": assets}
         assert (await http.post("/admin/functions", json=body)).status_code == 422
         (entry,) = await entries(gw)
-        assert len(entry["fields"]) == 32 and len(entry["target"]) == 256
+        assert len(entry["fields"]) == 24 and len(entry["target"]) == 256
 
 
 async def test_no_change_is_made_that_cannot_be_recorded() -> None:

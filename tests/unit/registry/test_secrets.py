@@ -85,8 +85,9 @@ def test_a_weak_or_missing_secret_is_refused(tmp_path: Path):
     path.write_text("short\n")
     with pytest.raises(InvalidRecord, match=r"cluster\.secret is too short"):
         load_or_create_secret(path, {})
-    with pytest.raises(InvalidRecord, match=SECRET_VARIABLE):
-        load_or_create_secret(path, {SECRET_VARIABLE: "short"})
+    with pytest.raises(InvalidRecord, match=f"{SECRET_VARIABLE} is too short.*32.*openssl rand -hex 32"):
+        load_or_create_secret(path, {SECRET_VARIABLE: "a secret of 31 characters, weak"})
+    assert len(load_or_create_secret(path, {SECRET_VARIABLE: "x" * 32})) == 32
     with pytest.raises(InvalidRecord, match="no cluster secret"):
         load_or_create_secret(None, {})
 
