@@ -34,6 +34,7 @@ COMMANDS = {
     "prices": ("cli.commands.prices", "Show and set prices."),
     "keys": ("cli.commands.keys", "Create, list, limit and revoke API keys."),
     "secrets": ("cli.commands.secrets", "Set, list and delete secrets of functions."),
+    "audit": ("cli.commands.audit", "Show who changed what."),
     "plan": ("cli.commands.plan", "Plan a transfer of a model to many nodes, step by step."),
     "pack": ("cli.commands.pack", "Pack a checkpoint into a folder that `deploy` accepts."),
     "doctor": ("cli.commands.doctor", "Check this machine and suggest fixes."),

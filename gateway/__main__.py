@@ -8,19 +8,24 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
 import uvloop
 from setproctitle import setproctitle
 
-from gateway.api.app import make_app
+from gateway.api.app import make_app, make_metrics_app
 from gateway.api.blob_collector import BlobCollector
 from gateway.billing.request_record import Biller
 from gateway.cluster.dialer import channel_dialer
 from gateway.control.assembly import Control, ControlSettings, make_control
+from gateway.control.daily_archive import DailyArchive
+from gateway.core.audit_writer import AuditWriter
 from gateway.core.settings import GatewaySettings, parse
+from gateway.http.audit_file import write_audit_lines
 from gateway.http.connections import raise_descriptor_limit
 from gateway.http.metrics import ControlFacts, Metrics
+from gateway.http.metrics_listener import metrics_listener
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
@@ -28,7 +33,7 @@ from rdmacast.aio.loop_lag import watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
 from registry.archive.archive import LedgerArchive
 from registry.clock import SystemClock
-from registry.config.secrets import load_or_create_admin_key
+from registry.config.secrets import ADMIN_TENANT, load_or_create_admin_key, parse_key
 from registry.errors import NewerSchema, RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
 from registry.redis.state import RedisState
@@ -41,7 +46,9 @@ _RETRY_S = 0.2
 _GIL_SWITCH_INTERVAL_S = 0.0005
 
 
-async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> ClusterConfig:
+async def prepare(
+    settings: GatewaySettings, state: State, store: BlobStore, audit: AuditWriter
+) -> ClusterConfig:
     """Set up the cluster's configuration, store owner, admin key and price table unless they exist.
 
     Retries for up to a minute while Redis is starting. Raises StateUnavailable after that.
@@ -52,15 +59,18 @@ async def prepare(settings: GatewaySettings, state: State, store: BlobStore) -> 
         # A new Redis with an old store: the blobs are content-addressed, so they stay valid, but nodes
         # compare this owner to detect that they read another store.
         _log.warning("the store %s belongs to cluster %s, not %s", store.url, owner, config.cluster_id)
-    await fill(settings, state, config)
+    await fill(settings, state, config, audit)
     return config
 
 
-async def fill(settings: GatewaySettings, state: State, config: ClusterConfig) -> None:
+async def fill(settings: GatewaySettings, state: State, config: ClusterConfig, audit: AuditWriter) -> None:
     """Store the cluster's configuration, the admin key and the price table unless they exist."""
     await state.cluster_config(config)
     if settings.admin_key_file is not None:
-        await load_or_create_admin_key(settings.admin_key_file, state)
+        known = {key.id for key in await state.keys()}
+        made = parse_key(await load_or_create_admin_key(settings.admin_key_file, state)).id
+        if made not in known:
+            await audit.end(await audit.begin_own("key.create", ADMIN_TENANT), 201, made=made)
     await ensure_default_rates(state)
 
 
@@ -87,6 +97,7 @@ async def run(settings: GatewaySettings) -> None:
     """Serve until SIGTERM."""
     clock, store = SystemClock(), open_store(settings.store)
     gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
+    settings = replace(settings, gateway_id=gateway_id)
     async with AsyncExitStack() as stack:
         state = await stack.enter_async_context(
             RedisState.connect(
@@ -95,8 +106,9 @@ async def run(settings: GatewaySettings) -> None:
                 wait_replicas=settings.redis_wait_replicas,
             )
         )
-        config = await prepare(settings, state, store)
-        health = HealthCheck(state, partial(fill, settings, state, config))
+        audit = AuditWriter(state, clock, gateway_id)
+        config = await prepare(settings, state, store, audit)
+        health = HealthCheck(state, partial(fill, settings, state, config, audit))
         archive = LedgerArchive.open(state, store, clock)
         stack.push_async_callback(archive.aclose)
         control = await stack.enter_async_context(
@@ -111,7 +123,7 @@ async def run(settings: GatewaySettings) -> None:
                     link_bytes_s=settings.link_bytes_s,
                     cluster_secrets=(settings.secret,),
                 ),
-                archiver=archive.archiver,
+                daily_archive=partial(DailyArchive, archive.archiver, audit=audit),
             )
         )
         services = make_services(
@@ -136,20 +148,27 @@ async def run(settings: GatewaySettings) -> None:
             is_kept=archive.files.is_archive,
         )
         server = GatewayServer(make_app(services, collector, archive), services.limiter, settings)
+        if settings.metrics_port is not None:
+            app = make_metrics_app(services, collector)
+            listener = metrics_listener(app, settings.metrics_host, settings.metrics_port)
+            port = await stack.enter_async_context(listener)
+            _log.info("metrics on http://%s:%d/metrics", settings.metrics_host, port)
         await services.health.probe(rates=True)
         await control.ready.wait()
-        await _serve(server, services, collector)
+        await _serve(server, services, collector, audit)
     _log.info("%s: stopped", gateway_id)
 
 
-async def _serve(server: GatewayServer, services: Services, collector: BlobCollector) -> None:
+async def _serve(
+    server: GatewayServer, services: Services, collector: BlobCollector, audit: AuditWriter
+) -> None:
     """Run the server beside its background tasks until it has drained."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(services.health.run(), name="health"),
             group.create_task(services.leases.run(), name="leases"),
             group.create_task(services.biller.outbox.run(), name="outbox"),
-            group.create_task(collector.run(), name="blob collector"),
+            group.create_task(collector.run(audit), name="blob collector"),
             group.create_task(
                 watch_loop_lag(_log, partial(services.metrics.loop_lag.observe, ())), name="loop lag"
             ),
@@ -183,6 +202,7 @@ def main(argv: Sequence[str]) -> int:
     # By default a thread that runs Python (a large chat's template) delays the loop by 5 ms per GIL switch.
     sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:
+        write_audit_lines(settings.audit_file)
         uvloop.run(run(settings))
     except RegistryError as error:
         _log.error("cannot start: %s", error)

@@ -40,6 +40,8 @@
 | `hc:lost` | hash | id -> LostCall |
 | `hc:lost-by-end` | sorted set | the same ids by `ended_at` |
 | `hc:rates` | hash | rate id -> Rate |
+| `hc:audit:<log>` | stream | `id` and `entry` (AuditEntry) of a change, before it is made, or of a refusal |
+| `hc:audit-outcomes:<log>` | hash | id of an entry -> AuditOutcome, "" until then |
 | `hc:archive` | hash | SHA-256 of a blob -> ArchiveFile, the rows of which are being removed here |
 | `hc:archive-state` | hash | `serial` of the last change of `hc:archive`, `epoch` of its last writer, |
 | | | `closed`: requests that ended before are added by that writer alone, |
@@ -83,11 +85,15 @@ INTERVALS_BY_START = "hc:intervals-by-start"
 LOST_CALLS = "hc:lost"
 LOST_CALLS_BY_END = "hc:lost-by-end"
 RATES = "hc:rates"
+AUDIT_PREFIX = "hc:audit:"
+AUDIT_OUTCOMES_PREFIX = "hc:audit-outcomes:"
 ARCHIVE = "hc:archive"
 ARCHIVE_STATE = "hc:archive-state"
 
 # Approximate length of the feed: a watcher that is further behind takes a new snapshot.
 FEED_LENGTH = 10_000
+# Entries of each audit log, of some 500 bytes; the oldest are removed beyond.
+AUDIT_LENGTH = 100_000
 # The instances of a node outlive its record by this, so that a node that expired for a moment regains
 # them with its next heartbeat; renewed by each heartbeat.
 INSTANCES_TTL_S = 3600
@@ -148,6 +154,14 @@ def reserved(key_id: str) -> str:
 
 def spend(key_id: str) -> str:
     return SPEND_PREFIX + key_id
+
+
+def audit(log: str) -> str:
+    return AUDIT_PREFIX + log
+
+
+def audit_outcomes(log: str) -> str:
+    return AUDIT_OUTCOMES_PREFIX + log
 
 
 def usage(day: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from registry.records.api_key import ApiKey, SpendPeriod
+from registry.records.audit import AuditEntry, AuditLogName, AuditOutcome, AuditPage
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
 from registry.records.fence import NO_FENCE, Fence
@@ -229,6 +230,35 @@ class KeyState(Protocol):
         ...
 
 
+class AuditLog(Protocol):
+    """The audit log of changes: append-only, idempotent by id, bounded by removal of the oldest entries."""
+
+    async def add_audit_entry(self, entry: AuditEntry, *, log: AuditLogName = AuditLogName.CHANGES) -> None:
+        """Add an entry; one of a known id is ignored."""
+        ...
+
+    async def end_audit_entry(
+        self, entry_id: str, outcome: AuditOutcome, *, log: AuditLogName = AuditLogName.CHANGES
+    ) -> None:
+        """Set the outcome of an entry that has none; ignored where it has one or was removed."""
+        ...
+
+    async def audit_page(
+        self,
+        *,
+        log: AuditLogName = AuditLogName.CHANGES,
+        since: float | None = None,
+        until: float | None = None,
+        cursor: str = "",
+        limit: int = 100,
+    ) -> AuditPage:
+        """Return records of `[since, until)` (Unix seconds), the latest first, from before `cursor` if set.
+
+        Raises InvalidRecord for a cursor that no page had.
+        """
+        ...
+
+
 class QuotaState(Protocol):
     """Rate limits, concurrency limits and spend limits of keys, counted for the whole cluster.
 
@@ -350,7 +380,7 @@ class Ledger(Protocol):
         ...
 
 
-class State(ClusterState, KeyState, QuotaState, Ledger, Protocol):
+class State(ClusterState, KeyState, AuditLog, QuotaState, Ledger, Protocol):
     """The whole shared state, over one connection pool."""
 
     async def ping(self) -> None:

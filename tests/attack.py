@@ -57,6 +57,22 @@ ATTACKS: Sequence[tuple[str, str, Sequence[str]]] = (
     ("Redis emptied, restored, epochs lost", "service comes back", (LOST,)),
     ("Redis filled to its memory limit", "reads go on, comes back", ("tests/platform/test_redis_full.py",)),
     ("the master of Redis killed", "no acknowledged record lost", ("tests/platform/test_failover.py",)),
+    ("a change that no record could show", "refused", ("tests/http/test_audit.py::test_no_change",)),
+    (
+        "a gateway killed in a change",
+        "its record stays",
+        ("tests/platform/test_audit.py::test_a_gateway_that_dies",),
+    ),
+    (
+        "callers that try changes",
+        "counted, recorded apart",
+        ("tests/platform/test_audit.py::test_callers",),
+    ),
+    (
+        "names of functions and nodes for strangers",
+        "on a port of its own",
+        ("tests/http/test_metrics_port.py",),
+    ),
     ("kills, failover and wrong clocks in the archive", "no row lost or doubled", (ARCHIVE,)),
     ("work that ends without a bill", "billed, limited", (BILLED,)),
     (

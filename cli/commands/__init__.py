@@ -1,5 +1,6 @@
 """The commands of `hypercast`.
 
+- `audit`: the audit log
 - `casts`: transfers of model images between nodes
 - `completion`: completion scripts of shells
 - `deploy`: register a model or a handler

@@ -16,5 +16,7 @@ def announce(settings: UpSettings, urls: Sequence[str]) -> None:
     rate = settings.options.link_rate_bytes_s
     if rate:
         note(f"model transfers are capped at {human_bytes(rate)}/s per node (an experiment)")
+    for port in filter(None, settings.metrics_ports):
+        note(f"metrics at http://{settings.options.metrics_host or settings.options.host}:{port}/metrics")
     note(f"  export HYPERCAST_URL={urls[0]}")
     note(f"  export HYPERCAST_API_KEY=$(cat {settings.data_dir / 'admin.key'})")

@@ -44,6 +44,12 @@ class UpSettings:
         return tuple(port and port + index for index in range(self.options.gateways))
 
     @property
+    def metrics_ports(self) -> tuple[int | None, ...]:
+        """The metrics port of each gateway, None without one."""
+        port = self.options.metrics_port
+        return tuple(port and port + index for index in range(self.options.gateways))
+
+    @property
     def host_ids(self) -> tuple[str | None, ...]:
         """The virtual host of each node, None where it is this machine."""
         if self.hosts is None:
@@ -57,13 +63,14 @@ class UpSettings:
             return tuple(f"cuda:{index}" for index in range(self.nodes))
         return (self.device,) * self.nodes
 
-    def of_gateway(self, name: str, port: int, joined: Joined) -> Options:
+    def of_gateway(self, name: str, port: int, joined: Joined, metrics_port: int | None = None) -> Options:
         """Return the options of one gateway."""
         return replace(
             self.options,
             # A fixed name: after a restart it has the controller's lease again at once.
             gateway_id=name,
             port=port,
+            metrics_port=metrics_port,
             redis_url=joined.redis_url,
             secret_file=joined.secret_file,
             store=str(self.data_dir / "store"),
@@ -125,7 +132,7 @@ def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
 
 
 def _check(options: Options, nodes: int) -> None:
-    port, gateways = options.port, options.gateways
+    port, gateways, metrics = options.port, options.gateways, options.metrics_port
     if not os.access(options.shm_dir, os.W_OK | os.X_OK):
         raise UsageError(f"--shm-dir {options.shm_dir} is not a writable folder")
     if not 1 <= nodes <= MAX_NODES:
@@ -134,6 +141,10 @@ def _check(options: Options, nodes: int) -> None:
         raise UsageError(f"--gateways must be 1 to {MAX_GATEWAYS}, not {gateways}")
     if port and port + gateways - 1 > 65535:
         raise UsageError(f"--gateways {gateways} need {gateways} ports, from --port {port} to 65535 at most")
+    if metrics and metrics + gateways - 1 > 65535:
+        raise UsageError(f"--metrics-port {metrics}: each of the {gateways} gateways needs one, up to 65535")
+    if metrics and port and abs(metrics - port) < gateways:
+        raise UsageError(f"--metrics-port {metrics} and --port {port}: each gateway needs both")
     if options.redis_url is not None and options.appendfsync != "everysec":
         raise UsageError("--appendfsync is for the embedded Redis; configure the Redis of --redis-url itself")
     if options.redis_url is None and (options.redis_password_file or options.redis_wait_replicas):

@@ -106,8 +106,10 @@ class Supervisor:
         joined = Joined(redis_url=redis_url, secret_file=secret_file)
         of_nodes = {name: arguments(options) for name, options in settings.of_nodes(joined).items()}
         of_gateways = {
-            name: arguments(settings.of_gateway(name, port, joined))
-            for name, port in zip(gateway_names(len(ports)), ports, strict=True)
+            name: arguments(settings.of_gateway(name, port, joined, metrics))
+            for name, port, metrics in zip(
+                gateway_names(len(ports)), ports, settings.metrics_ports, strict=True
+            )
         }
         nodes = Forked("zygote", zygote("invoker"), of_nodes, self._logs)
         gateways = Forked("zygote-gateway", zygote("gateway"), of_gateways, self._logs)

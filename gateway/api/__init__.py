@@ -1,6 +1,7 @@
 """The ASGI application and its handlers.
 
 - `admin_archive`: the archive of the usage ledger, and deletion by tenant
+- `admin_audit`: the audit log
 - `admin_cluster`: scale, warm, drop, logs, nodes, instances, casts
 - `admin_functions`: functions
 - `admin_keys`: API keys and prices

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from gateway.core.audit_writer import AuditWriter
 from gateway.core.errors import Unavailable
 from registry.clock import Clock
 from registry.errors import Conflict, RegistryError, StaleEpoch
@@ -156,12 +157,13 @@ class BlobCollector:
         since = self._unused_since[digest] if used_at is None else used_at
         return wall - since >= self._grace_s and digest not in self._pinned
 
-    async def run(self) -> None:
+    async def run(self, audit: AuditWriter) -> None:
         """Sweep every hour until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             try:
-                await self.sweep()
+                if await self.sweep():
+                    await audit.end(await audit.begin_own("blob.collect"), 200)
             except (RegistryError, Unavailable) as error:
                 _log.warning("sweep of unused blobs failed, retried in an hour: %s", error)
 

@@ -1,10 +1,11 @@
 """The table of all operations: the one place that names a route, its description and its handler."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.api.admin_archive import ArchiveRoutes
+from gateway.api.admin_audit import AuditRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
@@ -30,6 +31,7 @@ from gateway.schemas.operations import (
     LINES,
     PARQUET,
     TEXT,
+    Audit,
     Handler,
     Operation,
 )
@@ -52,6 +54,7 @@ class Handlers:
     secrets: SecretAdmin
     usage: UsageRoutes
     archive: ArchiveRoutes
+    audit: AuditRoutes
 
 
 Select = Callable[[Handlers], Handler]
@@ -163,6 +166,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         empty_body=True,
         status=201,
         failures=(*_WAITS, 507),
+        audit=Audit("function.deploy", target="name", made="version"),
     ),
     Operation(
         "get",
@@ -188,8 +192,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.FunctionView,
         409,
         body=admin.PatchFunction,
+        audit=Audit("function.change"),
     ),
-    _on_function("delete", "", lambda to: to.admin.delete, "Delete it", answers.DeletedFunction, 409),
+    _on_function(
+        "delete",
+        "",
+        lambda to: to.admin.delete,
+        "Delete it",
+        answers.DeletedFunction,
+        409,
+        audit=Audit("function.delete"),
+    ),
     _on_function(
         "post",
         "/rollback",
@@ -198,6 +211,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.FunctionView,
         *_WAITS,
         body=admin.RollbackRequest,
+        audit=Audit("function.rollback"),
     ),
     _on_function(
         "post",
@@ -207,6 +221,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.ScaledFunction,
         *_WAITS,
         body=admin.ScaleRequest,
+        audit=Audit("function.scale"),
     ),
     _on_function(
         "post",
@@ -217,6 +232,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         *_WAITS,
         body=admin.WarmRequest,
         others=(LINES,),
+        audit=Audit("function.warm"),
     ),
     _on_function(
         "post",
@@ -226,6 +242,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         answers.DroppedImage,
         *_WAITS,
         body=admin.DropRequest,
+        audit=Audit("function.evict"),
     ),
     _on_function(
         "get",
@@ -255,6 +272,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "Set or replace a secret",
         answers.SecretView,
         needs=Right.ADMIN,
+        audit=Audit("secret.set"),
         body=admin.PutSecret,
         parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
         failures=(409,),
@@ -265,6 +283,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.secrets.delete,
         "Delete a secret",
         answers.SecretView,
+        audit=Audit("secret.delete"),
         needs=Right.ADMIN,
         parameters=(p.FUNCTION_NAME, p.SECRET_KEY),
         failures=(404, 409, 422),
@@ -275,6 +294,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         lambda to: to.secrets.reencrypt,
         "Encrypt all secrets with the newest cluster secret",
         answers.ReencryptedSecrets,
+        audit=Audit("secret.reencrypt"),
         needs=Right.ADMIN,
         failures=(409,),
     ),
@@ -286,6 +306,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         admin.MissingAnswer,
         needs=Right.MANAGE_FUNCTIONS,
         body=admin.MissingBlobs,
+        unaudited="it reads, and keeps blobs from collection for a while",
     ),
     *(
         Operation(
@@ -311,6 +332,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         parameters=(p.DIGEST, p.UPLOAD_OFFSET, p.UPLOAD_LENGTH),
         failures=(409, 507),
         streamed_body=True,
+        audit=Audit("blob.upload"),
     ),
     Operation(
         "get",
@@ -355,6 +377,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=Right.ADMIN,
         body=admin.CreateKey,
         status=201,
+        audit=Audit("key.create", target="tenant", made="id"),
     ),
     Operation(
         "patch",
@@ -366,6 +389,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.PatchKey,
         parameters=(p.KEY_ID,),
         failures=(404, 409),
+        audit=Audit("key.change"),
     ),
     Operation(
         "delete",
@@ -376,6 +400,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=Right.ADMIN,
         parameters=(p.KEY_ID,),
         failures=(404, 409),
+        audit=Audit("key.revoke"),
     ),
     Operation(
         "get",
@@ -395,6 +420,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.CreateRate,
         status=201,
         failures=(409,),
+        audit=Audit("price.create", target="id"),
     ),
     Operation(
         "get",
@@ -406,6 +432,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         others=(CSV, PARQUET),
         parameters=(p.GROUP_BY, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.OF_KEY, p.FORMAT),
         failures=(422,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -416,6 +443,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=Right.READ_USAGE,
         parameters=(p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT),
         failures=(422,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -427,6 +455,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         others=(CSV, PARQUET),
         parameters=(p.GPU_BY, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.RESOLUTION, p.FORMAT),
         failures=(422,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -447,6 +476,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         needs=Right.READ_USAGE,
         parameters=(p.REQUEST_ID,),
         failures=(404,),
+        rated=True,
     ),
     Operation(
         "get",
@@ -466,6 +496,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         empty_body=True,
         others=(LINES,),
         failures=(409, 422, 507),
+        audit=Audit("usage.archive"),
     ),
     Operation(
         "post",
@@ -476,6 +507,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         body=admin.DeleteUsage,
         others=(LINES,),
         failures=(409, 422, 507),
+        audit=Audit("usage.delete", target="tenant"),
+    ),
+    Operation(
+        "get",
+        "/admin/audit",
+        lambda to: to.audit.entries,
+        "The audit log of changes, the latest first",
+        answers.AuditAnswer,
+        needs=Right.ADMIN,
+        parameters=(p.AUDIT_LOG, p.SINCE, p.UNTIL, p.OF_KEY, p.OF_OPERATION, p.LIMIT, p.CURSOR),
+        failures=(422,),
     ),
     _open("/", lambda to: to.system.index, "What this service is", answers.ServiceIndex),
     _open("/livez", lambda to: to.system.livez, "Liveness", answers.Liveness),
@@ -484,3 +526,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
     _open("/metrics", lambda to: to.system.metrics, "Prometheus metrics", None, TEXT),
     _open("/openapi.json", lambda to: to.system.openapi, "This document", None, JSON),
 )
+
+# What a gateway with --metrics-port serves there, and what it then serves of that on the port of its clients.
+WATCHED = tuple(op for op in OPERATIONS if op.path in ("/livez", "/readyz", "/health", "/metrics"))
+_METRICS_APART: dict[str, dict[str, Any]] = {
+    "/metrics": {"needs": Right.ADMIN},
+    "/health": {"handler": lambda to: to.system.status, "answer": answers.HealthStatus},
+}
+
+
+def client_operations(*, metrics_apart: bool) -> tuple[Operation[Handlers], ...]:
+    """Return the operations on the port of the clients."""
+    if not metrics_apart:
+        return OPERATIONS
+    return tuple(replace(op, **_METRICS_APART.get(op.path, {})) for op in OPERATIONS)

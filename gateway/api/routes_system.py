@@ -11,7 +11,7 @@ from gateway.http.drain import ServingPhase
 from gateway.http.metrics import CONTENT_TYPE
 from gateway.http.responses import json_response, raw_json
 from gateway.requests.services import Services
-from gateway.schemas.answers import Health, Liveness, Readiness, ServiceIndex
+from gateway.schemas.answers import Health, HealthStatus, Liveness, Readiness, ServiceIndex
 from registry.records.instance import InstanceState
 from registry.records.node import NodeState
 
@@ -61,6 +61,15 @@ class SystemRoutes:
             link_rate_bytes_s=min(rates) if rates else UNSET,
         )
         return json_response(body, status=503 if reasons else 200)
+
+    async def status(self, request: Request) -> Response:
+        """Return of the summary what a stranger may see."""
+        reasons = self._reasons()
+        status = HealthStatus(
+            status="ready" if not reasons else "not ready",
+            state="alive" if self._services.health.alive else "silent",
+        )
+        return json_response(status, status=503 if reasons else 200)
 
     async def metrics(self, request: Request) -> Response:
         """Return the Prometheus metrics."""

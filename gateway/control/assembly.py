@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -38,7 +38,6 @@ from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.planning.replicator import Replicator
-from registry.archive.archiver import LedgerArchiver
 from registry.clock import Clock, SystemClock
 from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
@@ -118,6 +117,9 @@ class Control:
         )
 
 
+MakeDailyArchive = Callable[[Leadership], DailyArchive]
+
+
 @asynccontextmanager
 async def make_control(
     *,
@@ -128,16 +130,18 @@ async def make_control(
     clock: Clock | None = None,
     settings: ControlSettings | None = None,
     policy: ScalerPolicy | None = None,
-    archiver: LedgerArchiver | None = None,
+    daily_archive: MakeDailyArchive | None = None,
 ) -> AsyncIterator[Control]:
     """Open the control side; its tasks run until the context is left.
 
     Leaving cancels calls in progress: `drain` first. `dial` comes from `gateway.cluster.dialer.channel_dial`.
-    The gateway that leads runs `archiver` once a day.
+    `daily_archive` is the archive's loop, which works while this gateway leads.
     """
     settings = settings or ControlSettings()
     cluster = _make_cluster(state, clock or SystemClock(), settings)
-    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget(), archiver)
+    parts = _assemble(
+        cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget(), daily_archive
+    )
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
@@ -179,7 +183,7 @@ def _assemble(
     gateway_id: str,
     settings: ControlSettings,
     policy: ScalerPolicy,
-    archiver: LedgerArchiver | None,
+    daily_archive: MakeDailyArchive | None,
 ) -> _Parts:
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
     admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
@@ -214,8 +218,8 @@ def _assemble(
     )
     running: list[_Running] = [cluster.sync, channels, loads, leadership, planners.live, moves, controller]
     running.append(settlement)
-    if archiver is not None:
-        running.append(DailyArchive(archiver, leadership))
+    if daily_archive is not None:
+        running.append(daily_archive(leadership))
     return _Parts(control=control, running=tuple(running), loads=loads)
 
 

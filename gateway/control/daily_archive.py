@@ -4,6 +4,8 @@ import asyncio
 import logging
 
 from gateway.control.leadership import Leadership
+from gateway.core.audit_writer import AuditWriter
+from rdmacast.aio.shielded import run_shielded
 from registry.archive.archiver import LedgerArchiver
 from registry.errors import Conflict, RegistryError
 
@@ -15,8 +17,16 @@ CHECK_S = 300.0
 class DailyArchive:
     """A loop that archives the days of the ledger that have closed."""
 
-    def __init__(self, archiver: LedgerArchiver, leadership: Leadership, *, check_s: float = CHECK_S) -> None:
+    def __init__(
+        self,
+        archiver: LedgerArchiver,
+        leadership: Leadership,
+        audit: AuditWriter,
+        *,
+        check_s: float = CHECK_S,
+    ) -> None:
         self._archiver = archiver
+        self._audit = audit
         self._leadership = leadership
         self._check_s = check_s
 
@@ -35,9 +45,15 @@ class DailyArchive:
                 log.exception("ledger archive: failed, retried in %.0f s", self._check_s)
 
     async def _archive(self) -> None:
-        async for step in self._archiver.archive():
-            if step.file is not None:
-                log.info("ledger archive: %d %s of day %d", step.file.rows, step.kind.value, step.day)
-            if self._leadership.epoch is None:
-                log.info("ledger archive: left to the next controller")
-                return
+        entry_id = await self._audit.begin_own("usage.archive")
+        outcome = 500
+        try:
+            async for step in self._archiver.archive():
+                if step.file is not None:
+                    log.info("ledger archive: %d %s of day %d", step.file.rows, step.kind.value, step.day)
+                if self._leadership.epoch is None:
+                    log.info("ledger archive: left to the next controller")
+                    return
+            outcome = 200
+        finally:
+            await run_shielded(self._audit.end(entry_id, outcome))

@@ -1,5 +1,6 @@
 """Types, errors and settings shared by the whole gateway.
 
+- `audit_writer`: entries of the audit log
 - `contract`: protocols and types between the HTTP side and the routing side
 - `errors`: exceptions of the HTTP side and the error envelope
 - `executors`: named thread pools, fair between tenants

@@ -24,7 +24,7 @@ Example:
 # Fields of Options and of GatewaySettings.
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level"),
-    *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas"),
+    *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas", "metrics_port"),
 )
 
 
@@ -74,6 +74,8 @@ class GatewaySettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    metrics_host: str = ""
+    metrics_port: int | None = None
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""
@@ -81,6 +83,7 @@ class GatewaySettings:
     secret: bytes = b""
     redis_password: str = field(default="", repr=False)
     admin_key_file: Path | None = None
+    audit_file: Path | None = None
     expect_nodes: int = 0
     grace_s: float = 30.0
     linger_s: float = 0.0
@@ -122,11 +125,13 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
     planner = options.cast_planner
     return GatewaySettings(
         **{name: getattr(options, name) for name in _SAME},
+        metrics_host=options.metrics_host or options.host,
         redis_url=options.redis_url or "",
         redis_password=redis_password(options.redis_password_file, environ),
         store=options.store or "",
         secret=secret,
         admin_key_file=options.admin_key_file or (data and data / "admin.key"),
+        audit_file=data and data / "audit" / f"{options.gateway_id.replace('/', '_') or 'gateway'}.log",
         cast_plan=None if planner is None else parse_fixed_plan(planner),
         link_bytes_s=options.usual_link_rate_bytes_s,
         deadlines=Deadlines(

@@ -1,12 +1,14 @@
 """HTTP below the application.
 
 - `access_log`: one line a request
+- `audit_file`: the file of the audit log
 - `connections`: the bound on open connections
 - `bounded_reads`: reads of many ledger records, one at a time
 - `disconnect`: cancellation when a client leaves
 - `drain`: the in-flight limit and the drain
 - `limits`: bounds on bodies, JSON decoding
 - `metrics`: Prometheus metrics
+- `metrics_listener`: the HTTP server of --metrics-port
 - `pieces`: JSON arrays of any length, in turns
 - `protocol`: HTTP/1.1 with a bounded head
 - `responses`: JSON responses

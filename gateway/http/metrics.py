@@ -2,11 +2,12 @@
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -52,12 +53,44 @@ class Latencies(Collector):
         counts[bisect_left(self._bounds_s, seconds)] += 1
         self._sums[labels] += seconds  # type: ignore[assignment]
 
+    def functions(self) -> set[str]:
+        """Return the first labels of all rows."""
+        return {labels[0] for labels in self._counts}
+
+    def forget(self, functions: Set[str]) -> None:
+        """Drop the rows with these first labels."""
+        for labels in [labels for labels in self._counts if labels[0] in functions]:
+            del self._counts[labels]
+            del self._sums[labels]
+
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         names = [*map(floatToGoString, self._bounds_s), "+Inf"]
         for labels, counts in self._counts.items():
             family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), self._sums[labels])
         yield family
+
+
+class FunctionRows(Protocol):
+    """Rows of which the first label is a function."""
+
+    def functions(self) -> set[str]: ...
+
+    def forget(self, functions: Set[str]) -> None: ...
+
+
+class TalliedRows:
+    """A tally as FunctionRows."""
+
+    def __init__(self, counts: Tally[tuple[str, ...]]) -> None:
+        self._counts = counts
+
+    def functions(self) -> set[str]:
+        return {labels[0] for labels in self._counts}
+
+    def forget(self, functions: Set[str]) -> None:
+        for labels in [labels for labels in self._counts if labels[0] in functions]:
+            del self._counts[labels]
 
 
 class Tallied(Collector):
@@ -102,12 +135,7 @@ class Metrics:
             ("function",),
             _TOKEN_S,
         )
-        self.cold_starts = Counter(
-            "hypercast_cold_starts",
-            "Requests that waited for a cold start.",
-            ("function",),
-            registry=registry,
-        )
+        self.cold_starts: Tally[tuple[str, ...]] = Tally()  # by function
         self.held: Tally[str] = Tally()  # requests waiting for an instance, by function
         self.phases = Latencies(
             "hypercast_init_duration_seconds",
@@ -121,6 +149,7 @@ class Metrics:
             ("function", "state"),
             _START_S,
         )
+        self.refused_changes: Tally[tuple[str, ...]] = Tally()  # by status
         self.outbox_records = Gauge(
             "hypercast_outbox_records",
             "Records of failed requests that wait in the outbox for the ledger.",
@@ -136,6 +165,28 @@ class Metrics:
         latencies = (self.duration, self.first_token, self.per_token, self.phases, self.casts, self.loop_lag)
         for collector in latencies:
             registry.register(collector)
+        registry.register(
+            Tallied(
+                "hypercast_cold_starts",
+                "Requests that waited for a cold start.",
+                ("function",),
+                self.cold_starts,
+            )
+        )
+        self._view = view
+        self._by_function: tuple[FunctionRows, ...] = (
+            *(self.duration, self.first_token, self.per_token, self.phases, self.casts),
+            *(TalliedRows(self.requests), TalliedRows(self.cold_starts)),
+        )
+        self._absent: set[str] = set()
+        registry.register(
+            Tallied(
+                "hypercast_refused_changes",
+                "Attempts of changes without a valid key (401) or without the right (403).",
+                ("status",),
+                self.refused_changes,
+            )
+        )
         registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))
 
     def note_start(self, instance: InstanceRecord) -> None:
@@ -149,7 +200,21 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
+        self._forget_deleted()
         return generate_latest(self.registry)
+
+    def _forget_deleted(self) -> None:
+        """Drop the rows of functions that do not exist, and did not at the scrape before either.
+
+        So a function of which the cluster's view is not aware yet keeps its own.
+        """
+        known = {function.name for function in self._view().functions} | {""}
+        absent = set().union(*(rows.functions() for rows in self._by_function)) - known
+        for rows in self._by_function:
+            rows.forget(absent & self._absent)
+        for name in [name for name, count in self.held.items() if not count and name not in known]:
+            del self.held[name]
+        self._absent = absent
 
 
 class _ClusterCollector:

@@ -1,6 +1,7 @@
 """One HTTP request: its calls, its response and its bill.
 
 - `billed_request`: the calls of a request, billed once
+- `change_log`: the audit log of changes
 - `compute`: encoder calls
 - `formats`: the JSON of completions and chat
 - `functions`: names to function versions

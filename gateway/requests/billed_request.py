@@ -118,7 +118,7 @@ class BilledRequest:
             return False
         self._hold(False)
         if assigned.start_kind == StartKind.COLD:
-            self._services.metrics.cold_starts.labels(self.version.function).inc()
+            self._services.metrics.cold_starts[self.version.function,] += 1
         return True
 
     def complete(self) -> Awaitable[None]:

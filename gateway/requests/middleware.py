@@ -57,6 +57,8 @@ class RequestMiddleware:
             await self._fail(GatewayDraining(), scope, reply, context)
         except Exception as error:  # whatever it is, the client waits for a response
             await self._fail(error, scope, reply, context)
+            if endpoint.audit is not None:
+                await self._services.changes.note_refused(endpoint.audit, scope, context, reply.status)
         finally:
             self._finish(endpoint, scope, context, reply.status)
 

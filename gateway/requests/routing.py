@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.errors import ApiError
 from gateway.core.rights import Right
 from gateway.http.responses import json_response
-from gateway.schemas.operations import Handler, Operation
+from gateway.schemas.operations import Audit, Handler, Operation
 
 H = TypeVar("H")
 
@@ -31,6 +31,7 @@ class Endpoint:
     status: int = 200
     streamed_body: bool = False
     follows: bool = False
+    audit: Audit | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the handler and send its result: an ASGI application, or a struct or record as JSON."""
@@ -44,9 +45,17 @@ Methods = dict[str, Endpoint]
 
 
 class Router:
-    """The endpoints of all operations. Fixed paths are a lookup, others are matched in the table's order."""
+    """The endpoints of all operations. Fixed paths are a lookup, others are matched in the table's order.
 
-    def __init__(self, operations: Iterable[Operation[H]], handlers: H) -> None:
+    `around` adds to a handler what its operation declares.
+    """
+
+    def __init__(
+        self,
+        operations: Iterable[Operation[H]],
+        handlers: H,
+        around: Callable[[Operation[H], Handler], Handler] = lambda _, handler: handler,
+    ) -> None:
         self._fixed: dict[str, Methods] = {}
         self._patterns: list[tuple[re.Pattern[str], Methods]] = []
         self._paths: dict[str, Methods] = {}
@@ -59,7 +68,9 @@ class Router:
                     self._patterns.append((pattern, methods))
                 else:
                     self._fixed[operation.path] = methods
-            methods[operation.method.upper()] = _endpoint(operation, handlers)
+            methods[operation.method.upper()] = _endpoint(
+                operation, around(operation, operation.handler(handlers))
+            )
 
     def __repr__(self) -> str:
         return f"<Router {len(self._paths)} paths>"
@@ -99,14 +110,15 @@ class Router:
         return close[0] if close else None
 
 
-def _endpoint(operation: Operation[H], handlers: H) -> Endpoint:
+def _endpoint(operation: Operation[H], handler: Handler) -> Endpoint:
     return Endpoint(
-        handler=operation.handler(handlers),
+        handler=handler,
         needs=operation.needs,
         metered=operation.needs is not Right.NONE and not operation.path.startswith(_ADMIN),
         status=operation.status,
         streamed_body=operation.streamed_body,
         follows=operation.follows,
+        audit=operation.audit,
     )
 
 

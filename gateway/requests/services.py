@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.billing.request_record import Biller
+from gateway.core.audit_writer import AuditWriter
 from gateway.core.contract import ClusterOperations
 from gateway.core.executors import Executors, make_executors
 from gateway.core.open_call import Dispatcher
@@ -12,6 +13,7 @@ from gateway.http.drain import InFlightLimiter
 from gateway.http.metrics import Metrics
 from gateway.inference.assets import AssetCache, ModelAssets
 from gateway.inference.tokenization import Encoder
+from gateway.requests.change_log import ChangeLog
 from gateway.requests.functions import FunctionResolver
 from gateway.tenants.auth import Authenticator
 from gateway.tenants.concurrency_leases import ConcurrencyLeases
@@ -45,6 +47,7 @@ class Services:
     biller: Biller
     executors: Executors
     vault: SecretVault
+    changes: ChangeLog
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
         """Return the encoder of a request's texts."""
@@ -92,4 +95,5 @@ def make_services(
         biller=biller,
         executors=make_executors(),
         vault=SecretVault(state, (settings.secret,)),
+        changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

@@ -11,6 +11,7 @@ from gateway.schemas.openai import Object, UsageInfo
 from registry.accounting.reconciliation import BalanceVerdict, NodeBalance
 from registry.accounting.usage_groups import SummaryRow
 from registry.records.api_key import ApiKey
+from registry.records.audit import AuditEntry
 from registry.records.function import FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
@@ -181,6 +182,17 @@ NodeView = _like(
 NodeList = msgspec.defstruct("NodeList", [("nodes", list[NodeView])])  # type: ignore[valid-type]
 KeyView = _like(ApiKey, "KeyView", without="digest", extra=[("spent_nanos", int | None)])
 NewKey = _like(ApiKey, "NewKey", without="digest", extra=[("key", str)])
+AuditView = _like(
+    AuditEntry,
+    "AuditView",
+    extra=[
+        *(("status", int | None), ("code", str), ("made", str), ("ended_at", float | None)),
+    ],
+)
+AuditAnswer = msgspec.defstruct(
+    "AuditAnswer",
+    [("entries", list[AuditView]), ("next", str)],  # type: ignore[valid-type]
+)
 KeyList = msgspec.defstruct("KeyList", [("keys", list[KeyView])])  # type: ignore[valid-type]
 
 
@@ -300,12 +312,15 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasons: Sequence[str] = ()
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class HealthStatus(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ready", "not ready"]
+    state: Literal["alive", "silent"]
+
+
+class Health(HealthStatus, frozen=True, kw_only=True):
     reasons: Sequence[str]
     phase: str
     in_flight: Count
-    state: Literal["alive", "silent"]
     state_reason: str
     nodes: Count
     functions: Count

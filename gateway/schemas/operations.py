@@ -24,6 +24,19 @@ Handler = Callable[[Request], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """How the audit log records a change.
+
+    `target` is the field of the body which names what changes where no parameter of the path does; `made`
+    is the field of the answer which names what was made.
+    """
+
+    operation: str
+    target: str = ""
+    made: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Operation(Generic[H]):
     """One method of one path; `handler` selects its handler from the gateway's handlers `H`.
 
@@ -31,7 +44,9 @@ class Operation(Generic[H]):
     `{}`. `answer` is the type of the good JSON response, `others` its other media types. `any_body` and
     `any_answer` are the JSON types of an operation that has several. `failures` are statuses beyond those
     that every such operation shares. `calls` are calls of functions. A body with `streamed_body` is
-    processed as it arrives. A response that `follows` a log does not delay a shutdown.
+    processed as it arrives. A response that `follows` a log does not delay a shutdown. `audit` is how a
+    change is recorded; an operation of a changing method without it has the reason in `unaudited`. A `rated`
+    one has the rate of its key's requests.
     """
 
     method: str
@@ -52,3 +67,6 @@ class Operation(Generic[H]):
     calls: bool = False
     streamed_body: bool = False
     follows: bool = False
+    audit: Audit | None = None
+    unaudited: str = ""
+    rated: bool = False

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from gateway.core.errors import BadRequest, Unprocessable
 from registry.accounting import gpu_report, usage_groups
 from registry.config.function_secrets import KEY_PATTERN
+from registry.records.audit import AuditLogName
 
 _MAX_DIGITS = 18
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?")
@@ -180,6 +181,14 @@ OF_FUNCTION = StringParameter(name="function")
 OF_TENANT = StringParameter(name="tenant", note="callers see only their own")
 OF_CAST = StringParameter(name="cast", note="prefix of a cast's id")
 SUMMARY = BoolParameter(name="summary", note="whether to omit `nodes`")
+AUDIT_LOG = EnumParameter(
+    name="log",
+    choices=tuple(AuditLogName),
+    note="`changes` (the default), or `refused`: attempts of keys that lacked the right",
+)
+OF_OPERATION = StringParameter(name="operation", note="such as `key.create`, or `key.` for all of keys")
+LIMIT = IntParameter(name="limit", min=1, max=1000, default=100, note="most entries of the answer")
+CURSOR = StringParameter(name="cursor", note="`next` of an answer: the entries before")
 OF_KEY = StringParameter(name="key", note="the id of an API key")
 GROUP_BY = StringParameter(name="by", note=f"comma-separated list of {', '.join(usage_groups.PROPERTIES)}")
 GPU_BY = StringParameter(

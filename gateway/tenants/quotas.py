@@ -4,10 +4,14 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from starlette.requests import Request
+
 from gateway.core.errors import RETRY_AFTER_MAX_S, TooMany
-from gateway.core.request_context import RequestContext
+from gateway.core.request_context import RequestContext, request_context
+from gateway.schemas.operations import Handler
 from gateway.tenants.concurrency_leases import LEASE_TTL_S, ConcurrencyLeases
 from gateway.tenants.cost_estimates import CostEstimates, WorkBound
 from gateway.tenants.state_health import HealthCheck
@@ -47,9 +51,12 @@ class Quotas:
         return f"<Quotas {self._leases!r}>"
 
     @asynccontextmanager
-    async def admit(self, context: RequestContext) -> AsyncIterator[None]:
-        """Hold a concurrency lease of the request's key. Raises TooMany, Unavailable, StateUnavailable."""
-        key = context.caller
+    async def admit(self, context: RequestContext, limits: ApiKey | None = None) -> AsyncIterator[None]:
+        """Hold a concurrency lease of the request's key. Raises TooMany, Unavailable, StateUnavailable.
+
+        `limits` is the key by whose id and limits it counts, by default that of the request.
+        """
+        key = limits or context.caller
         if not key.limited:
             yield
             return
@@ -74,6 +81,23 @@ class Quotas:
             yield
         finally:
             self.release(context)
+
+    def rated(self, handler: Handler) -> Handler:
+        """Return a handler under the rate of requests of the keys, counted apart from their calls."""
+
+        async def handle(request: Request) -> object:
+            context = request_context(request.scope)
+            limits = replace(
+                context.caller,
+                id=f"{context.caller.id}:reads",
+                max_concurrent=None,
+                tokens_per_minute=None,
+                spend_limit_nanos=None,
+            )
+            async with self.admit(context, limits):
+                return await handler(request)
+
+        return handle
 
     async def reserve(self, context: RequestContext, version: FunctionVersion, work: WorkBound) -> None:
         """Reserve in the key's spend limit what the request may cost; its lease holds the reservation.

@@ -83,6 +83,16 @@ class Options:
         default=8000,
         defaults={PlatformCommand.GATEWAY: 8080},
     )
+    metrics_port: int | None = flag(
+        "--metrics-port",
+        UP_GATEWAY,
+        "Port for /metrics and /health without a key, which leave --port (0: any free one).",
+        PORT,
+        shown="none",
+    )
+    metrics_host: str | None = flag(
+        "--metrics-host", UP_GATEWAY, "Address for --metrics-port.", shown="that of --host"
+    )
     data_dir: Path | None = flag(
         "--data-dir",
         UP_GATEWAY,

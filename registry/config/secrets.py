@@ -22,7 +22,7 @@ from registry.state import KeyState
 
 SECRET_VARIABLE = "HYPERCAST_CLUSTER_SECRET"
 REDIS_PASSWORD_VARIABLE = "HYPERCAST_REDIS_PASSWORD"
-MIN_SECRET_BYTES = 16
+MIN_SECRET_BYTES = 32  # a stranger gets an HMAC in the handshake, by which a weak one could be guessed
 ADMIN_TENANT = "admin"
 
 _KEY = re.compile(r"hc_([a-z0-9]{4,64})_([A-Za-z0-9_-]{20,200})")
@@ -172,7 +172,10 @@ def _digest(secret: str) -> str:
 def _long_enough(text: str, source: str) -> bytes:
     secret = text.encode()
     if len(secret) < MIN_SECRET_BYTES:
-        raise InvalidRecord(f"{source} is too short: a cluster secret has {MIN_SECRET_BYTES} bytes or more")
+        raise InvalidRecord(
+            f"{source} is too short: a cluster secret has {MIN_SECRET_BYTES} random characters or more, "
+            "such as those of `openssl rand -hex 32`"
+        )
     return secret
 
 

@@ -1,5 +1,6 @@
 """The shared state in one process: the fake of `registry.redis`, and what `hypercast` tests run on.
 
+- `audit`: the audit log
 - `casts`: casts and their progress
 - `ledger`: the usage ledger
 - `quota`: quotas of keys

@@ -9,6 +9,7 @@ from itertools import islice
 from registry.clock import Clock, SystemClock
 from registry.errors import Conflict, NotFound, StaleEpoch
 from registry.keys import FEED_LENGTH
+from registry.memory.audit import MemoryAudit
 from registry.memory.casts import MemoryCasts
 from registry.memory.ledger import MemoryLedger
 from registry.memory.quota import MemoryQuotas
@@ -110,11 +111,12 @@ class _Lease:
     expires_at: float
 
 
-class MemoryState(MemoryLedger, State):
+class MemoryState(MemoryLedger, MemoryAudit, State):
     """The shared state; time comes from `clock`, so that tests with a FakeClock control expiry."""
 
     def __init__(self, *, clock: Clock | None = None, feed_length: int = FEED_LENGTH) -> None:
-        super().__init__()
+        MemoryLedger.__init__(self)
+        MemoryAudit.__init__(self)
         self._clock = clock or SystemClock()
         self._feed = MemoryFeed(feed_length)
         self._config: ClusterConfig | None = None

@@ -2,6 +2,7 @@
 
 - `api_key`: API keys and their limits
 - `archive`: the index of the ledger's archive
+- `audit`: the audit log
 - `cast`: casts, their members and progress
 - `change`: the change feed and the snapshot
 - `fence`: the order of the holders of a lease

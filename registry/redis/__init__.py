@@ -1,5 +1,6 @@
 """The shared state and the usage ledger in Redis.
 
+- `audit`: the audit log
 - `casts`: casts and their progress
 - `connections`: a bounded connection pool
 - `embedded`: a Redis server of the data directory

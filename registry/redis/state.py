@@ -11,6 +11,7 @@ from registry import keys
 from registry.codec import decode, encode, encode_marked
 from registry.errors import Conflict, NotFound
 from registry.records.api_key import ApiKey
+from registry.redis.audit import RedisAudit
 from registry.redis.casts import RedisCasts
 from registry.redis.connections import TIMEOUT_S, ConnectionPool, LuaScript
 from registry.redis.feed import RedisFeed
@@ -42,6 +43,7 @@ class RedisState(
     RedisLive,
     RedisFeed,
     RedisLeases,
+    RedisAudit,
     RedisQuotas,
     RedisLedger,
     State,

@@ -54,6 +54,7 @@ MATRIX = {
     "GET /admin/usage/archive": "ab",
     "POST /admin/usage/archive": "a",
     "POST /admin/usage/delete": "a",
+    "GET /admin/audit": "a",
 }
 OPEN = {f"GET {path}" for path in ("/", "/livez", "/readyz", "/health", "/metrics", "/openapi.json")}
 ROUTES = {f"{op.method.upper()} {op.path}": op for op in OPERATIONS}

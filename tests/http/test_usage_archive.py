@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from cli.errors import CliError
 from cli.group import cli
 from gateway.control.daily_archive import DailyArchive
+from gateway.core.audit_writer import AuditWriter
 from registry.archive.archive import LedgerArchive
 from registry.archive.archiver import LedgerArchiver
 from registry.clock import SystemClock
@@ -114,13 +115,17 @@ async def test_the_controller_archives_closed_days(empty_redis_url: str, tmp_pat
         archive = LedgerArchive.open(state, LocalStore(tmp_path), SystemClock())
         await fill(state)
         archiver = Watched(state, archive.files, SystemClock())
-        daily = DailyArchive(archiver, Leader(), check_s=0.01)  # type: ignore[arg-type]
+        audit = AuditWriter(state, SystemClock(), "g")
+        daily = DailyArchive(archiver, Leader(), audit, check_s=0.01)  # type: ignore[arg-type]
         job = asyncio.create_task(daily.run())
         async with asyncio.timeout(PATIENCE_S):
             await archiver.done.wait()
         job.cancel()
         await asyncio.wait([job])
         assert len((await archive.ledger.index()).files) > 6
+        (recorded,) = (await state.audit_page()).records
+        assert (recorded.entry.operation, recorded.entry.gateway) == ("usage.archive", "g")
+        assert recorded.outcome is not None and recorded.outcome.status == 200
         await archive.aclose()
 
 

@@ -62,6 +62,20 @@ def test_every_option_reaches_the_processes_as_it_was_given(tmp_path: Path) -> N
     assert gateway.admin_key_file == given.data_dir / "admin.key"
 
 
+def test_each_gateway_has_a_metrics_port_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x" * 40)
+    joined = Joined(redis_url="redis://h", secret_file=tmp_path / "secret")
+    given = settings(gateways=2, metrics_port=9100, metrics_host="10.0.0.1")
+    assert given.metrics_ports == (9100, 9101) and settings(gateways=2).metrics_ports == (None, None)
+    assert settings(gateways=2, metrics_port=0).metrics_ports == (0, 0)
+    parsed = parse_gateway(arguments(given.of_gateway("gateway-1", 8001, joined, 9101)), {})
+    assert (parsed.metrics_host, parsed.metrics_port) == ("10.0.0.1", 9101)
+    assert parse_gateway(arguments(settings().of_gateway("g", 1, joined)), {}).metrics_port is None
+    for wrong in (8001, 65535):
+        with pytest.raises(UsageError, match="--metrics-port"):
+            settings(gateways=2, port=8000, metrics_port=wrong)
+
+
 def test_options_are_what_they_were_after_a_way_as_json() -> None:
     plain, changed = Options(), Options(nodes=3, shm_dir=Path("/x"), grace_s=1.5, nixl=True, redis_url="r")
     assert encode_options(plain) == "{}" and decode_options("{}") == plain

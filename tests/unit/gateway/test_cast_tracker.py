@@ -18,6 +18,7 @@ from registry.errors import NotFound
 from registry.memory.state import MemoryState
 from registry.records.cast import CastState
 from registry.records.change import CastChanged, CastPartEnded, Change, NodeGone, NodeUp, Snapshot
+from registry.records.function import Function
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.registry_records import cast, cast_progress, node
 
@@ -214,7 +215,9 @@ def test_only_so_many_are_kept() -> None:
 
 def test_metrics_tell_how_long_casts_took_and_what_came_by_which_transport() -> None:
     counters = {"cast_recv_bytes": 5, "cast_recv_bytes_tcp": 4, "cast_recv_bytes_shm": 1}
-    view = replace(EMPTY, nodes=(NodeUp(record=node("n1", counters=counters), ttl_s=6.0),))
+    tiny = Function(name="tiny", current=1, versions=(1,))
+    nodes = (NodeUp(record=node("n1", counters=counters), ttl_s=6.0),)
+    view = replace(EMPTY, functions=(tiny,), nodes=nodes)
     metrics = Metrics(lambda: view)
     cluster = Cluster()
     cluster.state_cache.cast_tracker.subscribe(metrics.note_cast)

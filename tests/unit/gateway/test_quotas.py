@@ -29,6 +29,22 @@ async def make_key(gw: Gateway, **limits: object) -> dict[str, Any]:
         return key
 
 
+async def test_reads_of_the_ledger_have_the_rate_of_the_key_apart_from_its_calls() -> None:
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        made = await make_key(gw, requests_per_minute=2, max_concurrent=1, spend_limit_nanos=1)
+        reads = ("report", "summary", "gpu-time", "show/none")
+        async with gw.http(made["key"]) as http:
+            found = [await http.get(f"/admin/usage/{path}") for path in reads]
+            assert [one.status_code for one in found] == [200, 200, 429, 429]
+            assert found[0].headers["x-ratelimit-remaining-requests"] == "1"
+            assert found[-1].json()["error"]["code"] == "rate_limit_exceeded"
+            assert (await http.post("/v1/completions", json=ASK)).status_code == 200
+        async with gw.http() as http:
+            found = [await http.get(f"/admin/usage/{path}") for path in reads]
+            assert [one.status_code for one in found] == [200, 200, 200, 404]
+
+
 async def test_a_rate_of_requests() -> None:
     async with gateway() as gw:
         await gw.add_function("coder", tokenizer=byte_tokenizer())

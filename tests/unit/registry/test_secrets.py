@@ -74,9 +74,9 @@ def test_of_many_first_starts_one_makes_the_secret(tmp_path: Path):
 
 def test_the_environment_gives_the_secret_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "cluster.secret"
-    monkeypatch.setenv(SECRET_VARIABLE, " a secret of sixteen bytes\n")
-    assert load_or_create_secret(path) == b"a secret of sixteen bytes"
-    assert load_or_create_secret(None) == b"a secret of sixteen bytes"
+    monkeypatch.setenv(SECRET_VARIABLE, " a secret of more than thirty-two bytes\n")
+    assert load_or_create_secret(path) == b"a secret of more than thirty-two bytes"
+    assert load_or_create_secret(None) == b"a secret of more than thirty-two bytes"
     assert not path.exists()
 
 
@@ -85,8 +85,9 @@ def test_a_weak_or_missing_secret_is_refused(tmp_path: Path):
     path.write_text("short\n")
     with pytest.raises(InvalidRecord, match=r"cluster\.secret is too short"):
         load_or_create_secret(path, {})
-    with pytest.raises(InvalidRecord, match=SECRET_VARIABLE):
-        load_or_create_secret(path, {SECRET_VARIABLE: "short"})
+    with pytest.raises(InvalidRecord, match=f"{SECRET_VARIABLE} is too short.*32.*openssl rand -hex 32"):
+        load_or_create_secret(path, {SECRET_VARIABLE: "a secret of 31 characters, weak"})
+    assert len(load_or_create_secret(path, {SECRET_VARIABLE: "x" * 32})) == 32
     with pytest.raises(InvalidRecord, match="no cluster secret"):
         load_or_create_secret(None, {})
 
