@@ -12,4 +12,5 @@
 - `responses`: JSON responses
 - `server`: uvicorn with a drain
 - `sse`: server-sent events
+- `tls`: TLS on the HTTP port
 """

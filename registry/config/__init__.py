@@ -7,4 +7,5 @@
 - `option_types`: flags and the types of their values
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once
 - `secrets`: API keys and the cluster's secret
+- `tls`: the files of TLS by connection, from the options
 """

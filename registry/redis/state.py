@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from rdmacast.protocol.tls import TlsFiles
 from registry import keys
 from registry.codec import decode, encode
 from registry.errors import Conflict, NotFound
@@ -63,6 +64,7 @@ class RedisState(
         *,
         password: str = "",
         wait_replicas: int = 0,
+        tls: TlsFiles | None = None,
         max_connections: int = 16,
         timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
@@ -76,6 +78,7 @@ class RedisState(
             url,
             password=password,
             wait_replicas=wait_replicas,
+            tls=tls,
             limit=max_connections,
             timeout_s=timeout_s,
         )
