@@ -1,6 +1,7 @@
 """A client of the gateway's HTTP interface."""
 
 import json
+import ssl
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,6 +20,7 @@ from cli.errors import (
     UsageError,
 )
 from cli.settings import ClientSettings
+from rdmacast.protocol.tls import TlsFiles, load_client
 
 CONNECT_TIMEOUT_S = 10.0
 _ERRORS: dict[int, tuple[type[CliError], str]] = {
@@ -43,6 +45,7 @@ class Client:
             base_url=settings.url,
             headers=headers,
             trust_env=False,
+            verify=_trust(settings),
         )
         self.set_timeout(timeout_s)
 
@@ -100,6 +103,18 @@ class Client:
             raise UsageError(f"bad address {self.url!r}: {exc}") from exc
         except httpx2.HTTPError as exc:
             raise CliError(f"{self.url}: {exc or type(exc).__name__}") from exc
+
+
+def _trust(settings: ClientSettings) -> ssl.SSLContext | bool:
+    """Return by what the gateway's certificate is verified: the CA file, else the system's authorities."""
+    if settings.ca_file is None:
+        return True
+    if not settings.url.startswith("https://"):
+        raise UsageError(f"a CA file (--ca, HYPERCAST_CA_FILE) needs an https:// address, not {settings.url}")
+    try:
+        return load_client(TlsFiles(ca=settings.ca_file))
+    except OSError as error:
+        raise UsageError(f"--ca {settings.ca_file}: {error.strerror or error}") from error
 
 
 def segment(name: str) -> str:

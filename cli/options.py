@@ -44,13 +44,15 @@ LIVE = click.Choice([live.value for live in LiveMode])
 
 
 def client_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Add `--url` and `--api-key`; the command receives a `client` of that gateway, open while it runs."""
+    """Add `--url`, `--api-key` and `--ca`; the command receives a `client` of that gateway."""
 
     @functools.wraps(command)
-    def connected(url: str | None, api_key: str | None, **values: Any) -> T:
-        with connect(url, api_key) as client:
+    def connected(url: str | None, api_key: str | None, ca_file: Path | None, **values: Any) -> T:
+        with connect(url, api_key, ca_file) as client:
             return command(client=client, **values)
 
+    help = "Authority of an https:// gateway's certificate.  [env: HYPERCAST_CA_FILE]"
+    connected = click.option("--ca", "ca_file", type=click.Path(path_type=Path), help=help)(connected)
     with_key = click.option("--api-key", help="API key.  [env: HYPERCAST_API_KEY]")(connected)
     return click.option("--url", help="Address of the gateway.  [env: HYPERCAST_URL]")(with_key)
 
@@ -114,6 +116,6 @@ def query(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def connect(url: str | None, api_key: str | None) -> Client:
+def connect(url: str | None, api_key: str | None, ca_file: Path | None = None) -> Client:
     """Return a client of the gateway chosen by flags, environment or configuration file."""
-    return Client(resolve(url, api_key))
+    return Client(resolve(url, api_key, ca_file=ca_file))

@@ -9,15 +9,19 @@ from pathlib import Path
 from cli.errors import UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-KNOWN_KEYS = {"url", "api_key"}
+KNOWN_KEYS = {"url", "api_key", "ca_file"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Address and key of a gateway. Without `api_key` only open endpoints respond; a repr never shows it."""
+    """Address and key of a gateway. Without `api_key` only open endpoints respond; a repr never shows it.
+
+    `ca_file` has the authority of its certificate, None: the system's.
+    """
 
     url: str
     api_key: str | None
+    ca_file: Path | None = None
 
     def __repr__(self) -> str:
         return f"ClientSettings(url={self.url!r}, api_key={'set' if self.api_key else None})"
@@ -48,7 +52,12 @@ def read_config(path: Path) -> dict[str, str]:
     return values
 
 
-def resolve(url: str | None, api_key: str | None, environ: Mapping[str, str] = os.environ) -> ClientSettings:
+def resolve(
+    url: str | None,
+    api_key: str | None,
+    environ: Mapping[str, str] = os.environ,
+    ca_file: Path | None = None,
+) -> ClientSettings:
     """Return the settings: flags win over the environment, which wins over the configuration file."""
     config = read_config(config_path(environ))
     chosen = url or environ.get("HYPERCAST_URL") or config.get("url") or DEFAULT_URL
@@ -58,4 +67,5 @@ def resolve(url: str | None, api_key: str | None, environ: Mapping[str, str] = o
     # For example a key read from a file with CRLF line ends, which no header can carry.
     if key is not None and not (key.isascii() and key.isprintable()):
         raise UsageError("the API key contains an invalid character; check it for a trailing line break")
-    return ClientSettings(url=chosen.rstrip("/"), api_key=key)
+    ca = ca_file or environ.get("HYPERCAST_CA_FILE") or config.get("ca_file")
+    return ClientSettings(url=chosen.rstrip("/"), api_key=key, ca_file=Path(ca) if ca else None)

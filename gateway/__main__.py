@@ -34,6 +34,7 @@ from registry.accounting.prices import ensure_default_rates
 from registry.archive.archive import LedgerArchive
 from registry.clock import SystemClock
 from registry.config.secrets import ADMIN_TENANT, load_or_create_admin_key, parse_key
+from registry.config.tls import open_tls
 from registry.errors import NewerSchema, RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
 from registry.redis.state import RedisState
@@ -104,6 +105,7 @@ async def run(settings: GatewaySettings) -> None:
                 settings.redis_url,
                 password=settings.redis_password,
                 wait_replicas=settings.redis_wait_replicas,
+                tls=settings.tls.redis,
             )
         )
         audit = AuditWriter(state, clock, gateway_id)
@@ -115,7 +117,7 @@ async def run(settings: GatewaySettings) -> None:
             make_control(
                 state=state,
                 blobs=store,
-                dial=channel_dialer(settings.secret),
+                dial=channel_dialer(settings.secret, open_tls(settings.tls.channel, "channels").client),
                 gateway_id=gateway_id,
                 clock=clock,
                 settings=ControlSettings(

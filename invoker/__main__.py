@@ -72,7 +72,10 @@ async def _run(settings: Settings, engines: EngineFactory) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     async with RedisState.connect(
-        settings.redis_url, password=settings.redis_password, wait_replicas=settings.redis_wait_replicas
+        settings.redis_url,
+        password=settings.redis_password,
+        wait_replicas=settings.redis_wait_replicas,
+        tls=settings.tls.redis,
     ) as state:
         await run_node(settings, state, engines, stop)
 

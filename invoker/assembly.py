@@ -55,9 +55,10 @@ from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
-from registry.channel.client import ChannelServer
+from registry.channel.client import Channel, ChannelServer
 from registry.clock import Clock, SystemClock
 from registry.config.emulation import is_emulated, parse_device
+from registry.config.tls import open_tls
 from registry.errors import NewerSchema, NotFound, StateUnavailable
 from registry.state import ClusterConfig, State
 
@@ -87,6 +88,7 @@ async def run_node(
             config=config,
             epoch=epoch,
             clock=clock or SystemClock(),
+            channel_tls=open_tls(settings.tls.channel, "channels"),
         )
         node, publisher, channel = await _assemble(setup, stack)
         log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)
@@ -119,6 +121,7 @@ class _Setup:
     config: ClusterConfig
     epoch: int
     clock: Clock
+    channel_tls: NodeTls
 
     @property
     def root(self) -> Path:
@@ -170,7 +173,11 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
     listener = casting.listener
     context = StageContext(resources=resources, calls=accounting.calls, instance=instances.get)
     pipelines = HostedPipelines(
-        settings.node_id, settings.secret, listener, context, lambda peer: peer in channel.peers
+        settings.node_id,
+        partial(Channel.connect, secret=settings.secret, tls=setup.channel_tls.client),
+        listener,
+        context,
+        lambda peer: peer in channel.peers,
     )
     dependencies = NodeDependencies(
         settings=settings,
@@ -247,6 +254,7 @@ async def _open_servers(
         TcpAddress(settings.listen_host, settings.listen_port).url,
         settings.secret,
         node.handle,
+        tls=setup.channel_tls.server,
         translate=remote_error,
         on_peer_closed=lambda peer, _: calls.peer_closed(peer),
     )

@@ -12,13 +12,13 @@ from invoker.base.errors import SettingsError
 from invoker.emulated.profiles import find_device
 from invoker.handlers.confine import CEILINGS, Sandbox
 from invoker.kv.choice import KvPolicy
-from rdmacast.protocol.tls import TlsFiles
 from registry.config.command_line import parse_options, process_command
 from registry.config.emulation import is_emulated, parse_device
 from registry.config.function_yaml import parse_handler_limits
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
 from registry.config.secrets import load_or_create_secret, redis_password, secret_beside
+from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
 from registry.redis.sentinel import SCHEME as SENTINEL
 
@@ -86,7 +86,7 @@ class Settings:
     rdma: str
     rdma_required: bool
     nixl: bool
-    cast_tls: TlsFiles | None
+    tls: TlsSettings
     allow_handlers: bool
     sandbox: Sandbox  # of handlers
     threads: int | None
@@ -135,7 +135,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
         device=_device(options.device),
         store_url=options.store,
         rdma=_rdma(options.rdma),
-        cast_tls=_tls_files(options.cast_tls_cert, options.cast_tls_key, options.cast_tls_ca),
+        tls=tls_settings(options),
         kv_moves=KvPolicy(options.kv_moves),
         sandbox=_sandbox(options, redis_url),
     )
@@ -182,14 +182,6 @@ def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:
         return load_or_create_secret(path, environ)
     except (InvalidRecord, OSError) as error:
         raise SettingsError(str(error)) from error
-
-
-def _tls_files(cert: Path | None, key: Path | None, ca: Path | None) -> TlsFiles | None:
-    if cert is None and key is None and ca is None:
-        return None
-    if cert is None or key is None or ca is None:
-        raise SettingsError("--cast-tls-cert, --cast-tls-key and --cast-tls-ca must be given together")
-    return TlsFiles(cert=cert, key=key, ca=ca)
 
 
 def _name(flag: str, text: str) -> str:

@@ -16,6 +16,7 @@
 - `plan`: transfer plans
 - `plan_slot`: the slot of a plan in which a block leaves its source
 - `protocol`: the region protocol
+- `reloaded`: values that are read from files again when these change
 - `server`: served regions
 - `settings`: time limits of a link
 - `simulate`: simulated plans

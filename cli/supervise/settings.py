@@ -6,13 +6,17 @@ from pathlib import Path
 
 from cli.errors import UsageError
 from invoker.emulated.profiles import find_device
-from rdmacast.protocol.tls import TlsFiles, load_tls
 from registry.config.emulation import is_emulated, parse_device
 from registry.config.options import Options, default_data_dir
+from registry.config.tls import check_tls, tls_settings
 from registry.errors import InvalidRecord
 
 MAX_NODES = 256
 MAX_GATEWAYS = 16
+_FILES = (
+    *("redis_password_file", "redis_ca", "redis_cert", "redis_key", "tls_cert", "tls_key"),
+    *(f"{links}_tls_{file}" for links in ("channel", "cast") for file in ("cert", "key", "ca")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +121,9 @@ def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
     data_dir = (options.data_dir or default_data_dir()).expanduser().resolve()
     return UpSettings(
         options=replace(
-            _with_tls(options),
+            _with_files(options),
             data_dir=data_dir,
             link_rate_bytes_s=link_rate,
-            redis_password_file=options.redis_password_file and options.redis_password_file.resolve(),
             shm_dir=options.shm_dir.resolve(),
         ),
         nodes=nodes,
@@ -147,8 +150,12 @@ def _check(options: Options, nodes: int) -> None:
         raise UsageError(f"--metrics-port {metrics} and --port {port}: each gateway needs both")
     if options.redis_url is not None and options.appendfsync != "everysec":
         raise UsageError("--appendfsync is for the embedded Redis; configure the Redis of --redis-url itself")
-    if options.redis_url is None and (options.redis_password_file or options.redis_wait_replicas):
-        raise UsageError("--redis-password-file and --redis-wait-replicas are for the Redis of --redis-url")
+    of_redis = (options.redis_password_file, options.redis_ca, options.redis_cert, options.redis_key)
+    if options.redis_url is None and (any(of_redis) or options.redis_wait_replicas):
+        raise UsageError(
+            "--redis-password-file, --redis-ca, --redis-cert, --redis-key and --redis-wait-replicas "
+            "are for the Redis of --redis-url"
+        )
     if options.redis_url is not None and options.redis_memory_bytes is not None:
         raise UsageError("--redis-memory is for the embedded Redis; set maxmemory of that of --redis-url")
 
@@ -183,16 +190,12 @@ def emulated_link_rate(device: str) -> int:
     return max(1, int(links.network / wanted.scale / wanted.slower))
 
 
-def _with_tls(options: Options) -> Options:
-    """Return the options with absolute paths of TLS files. Raises UsageError if they are unusable."""
-    given = (options.cast_tls_cert, options.cast_tls_key, options.cast_tls_ca)
-    if given == (None, None, None):
-        return options
-    cert, key, ca = (path and path.resolve() for path in given)
-    if cert is None or key is None or ca is None:
-        raise UsageError("--cast-tls-cert, --cast-tls-key and --cast-tls-ca must be given together")
+def _with_files(options: Options) -> Options:
+    """Return the options with absolute paths of files. Raises UsageError if those for TLS are unusable."""
+    given = {name: getattr(options, name) for name in _FILES}
+    options = replace(options, **{name: path and path.resolve() for name, path in given.items()})
     try:
-        load_tls(TlsFiles(cert=cert, key=key, ca=ca))
-    except OSError as error:
-        raise UsageError(f"nodes cannot use {cert}, {key} and {ca} for TLS: {error}") from error
-    return replace(options, cast_tls_cert=cert, cast_tls_key=key, cast_tls_ca=ca)
+        check_tls(tls_settings(options))
+    except InvalidRecord as error:
+        raise UsageError(str(error)) from error
+    return options

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from rdmacast.aio.groups import cancel_and_discard, cancel_and_wait
 from registry.config.command_line import JSON_FLAG
 from registry.config.options import Options, encode_options
 from registry.config.secrets import load_or_create_secret, redis_password
+from registry.config.tls import tls_settings
 from registry.errors import RegistryError, StateFull
 from registry.redis.embedded import EmbeddedRedis
 from registry.redis.state import RedisState
@@ -98,7 +100,7 @@ class Supervisor:
         ports = await self._ports()
         redis_url = settings.options.redis_url
         if redis_url is not None:
-            await answering_redis(redis_url, settings.options.redis_password_file)
+            await answering_redis(redis_url, settings.options)
         else:
             redis_url = await self._start_redis(parts, stop)
             if stop.is_set():
@@ -119,7 +121,8 @@ class Supervisor:
             await parts.enter_async_context(part)
         address = "127.0.0.1" if settings.options.host in ("0.0.0.0", "") else settings.options.host
         host = f"[{address}]" if ":" in address else address
-        urls = [f"http://{host}:{port}" for port in ports]
+        scheme = "https" if settings.options.tls_cert else "http"
+        urls = [f"{scheme}://{host}:{port}" for port in ports]
         await self._answering(urls, stop, (gateways, nodes))
         return urls
 
@@ -178,7 +181,7 @@ class Supervisor:
         """Wait until /readyz returns 200 everywhere, a part dies at its start, or the user stops it."""
         failures = [asyncio.ensure_future(part.died()) for part in parts]
         waits = [
-            asyncio.ensure_future(all_ready(urls, self._report)),
+            asyncio.ensure_future(all_ready(urls, self._report, _pinned(self._settings.options.tls_cert))),
             asyncio.ensure_future(stop.wait()),
             *failures,
         ]
@@ -205,11 +208,12 @@ class Supervisor:
             note("Stop it with Ctrl-C.")
 
 
-async def answering_redis(url: str, password_file: Path | None) -> None:
+async def answering_redis(url: str, options: Options) -> None:
     """Return if a Redis responds at `url`. Raises CliError."""
     try:
-        password = redis_password(password_file, os.environ)
-        async with RedisState.connect(url, password=password, timeout_s=2.0) as state:
+        password = redis_password(options.redis_password_file, os.environ)
+        tls = tls_settings(options).redis
+        async with RedisState.connect(url, password=password, timeout_s=2.0, tls=tls) as state:
             await state.ping()
     except StateFull as exc:
         note(f"{exc}; requests are refused until then")
@@ -262,18 +266,31 @@ async def force_each_second(
             slow = False
 
 
-async def all_ready(urls: Sequence[str], report: Callable[[str], None]) -> None:
+async def all_ready(
+    urls: Sequence[str], report: Callable[[str], None], tls: ssl.SSLContext | bool = True
+) -> None:
     """Return once every gateway and the nodes are ready; `report` receives what the first waits for."""
     async with asyncio.TaskGroup() as group:
         for index, url in enumerate(urls):
-            group.create_task(ready(url, report if index == 0 else lambda _: None))
+            group.create_task(ready(url, report if index == 0 else lambda _: None, tls))
 
 
-async def ready(url: str, report: Callable[[str], None]) -> None:
+def _pinned(cert: Path | None) -> ssl.SSLContext | bool:
+    """Return what trusts this certificate alone, by whatever name its gateways are reached."""
+    if cert is None:
+        return True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cert)
+    return context
+
+
+async def ready(url: str, report: Callable[[str], None], tls: ssl.SSLContext | bool = True) -> None:
     """Return once the gateway and its nodes are ready; `report` receives what it waits for."""
     wait_s = 0.02
     reported = ""
-    async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as http:
+    async with httpx2.AsyncClient(trust_env=False, timeout=5.0, verify=tls) as http:
         while True:
             with contextlib.suppress(httpx2.HTTPError, ValueError):
                 response = await http.get(f"{url}/readyz")

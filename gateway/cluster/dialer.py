@@ -1,6 +1,7 @@
 """The real NodeClient, over a gateway-invoker channel."""
 
 import asyncio
+import ssl
 
 from gateway.cluster.node_client import Dial, NodeCall, NodeClient
 from registry.channel.client import Channel
@@ -20,10 +21,10 @@ class NodeChannel:
         return f"<ChannelClient {self._channel!r}>"
 
     @classmethod
-    async def connect(cls, url: str, secret: bytes) -> "NodeChannel":
+    async def connect(cls, url: str, secret: bytes, tls: ssl.SSLContext | None = None) -> "NodeChannel":
         """Dial and authenticate. Raises ChannelError."""
         client = cls()
-        client._channel = await Channel.connect(url, secret, on_closed=client._on_closed)
+        client._channel = await Channel.connect(url, secret, tls=tls, on_closed=client._on_closed)
         return client
 
     def call(self, request: Request) -> NodeCall:
@@ -41,10 +42,10 @@ class NodeChannel:
         self._closed.set()
 
 
-def channel_dialer(secret: bytes) -> Dial:
+def channel_dialer(secret: bytes, tls: ssl.SSLContext | None = None) -> Dial:
     """Return a dialer for the channel address of node records, authenticated by the cluster's secret."""
 
     async def dial(record: NodeRecord) -> NodeClient:
-        return await NodeChannel.connect(record.channel, secret)
+        return await NodeChannel.connect(record.channel, secret, tls)
 
     return dial

@@ -12,6 +12,7 @@ from registry.config.command_line import parse_options, process_command
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
 from registry.config.secrets import load_or_create_secret, make_private, redis_password
+from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
 
 HELP = """Run one gateway: the HTTP server of a Hypercast cluster.
@@ -82,6 +83,7 @@ class GatewaySettings:
     redis_wait_replicas: int = 0
     secret: bytes = b""
     redis_password: str = field(default="", repr=False)
+    tls: TlsSettings = field(default_factory=TlsSettings)
     admin_key_file: Path | None = None
     audit_file: Path | None = None
     expect_nodes: int = 0
@@ -98,6 +100,11 @@ class GatewaySettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of its HTTP port."""
+        return "http" if self.tls.http is None else "https"
 
 
 COMMAND = process_command(PlatformCommand.GATEWAY, HELP)
@@ -130,6 +137,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         redis_password=redis_password(options.redis_password_file, environ),
         store=options.store or "",
         secret=secret,
+        tls=tls_settings(options),
         admin_key_file=options.admin_key_file or (data and data / "admin.key"),
         audit_file=data and data / "audit" / f"{options.gateway_id.replace('/', '_') or 'gateway'}.log",
         cast_plan=None if planner is None else parse_fixed_plan(planner),

@@ -14,4 +14,5 @@
 - `responses`: JSON responses
 - `server`: uvicorn with a drain
 - `sse`: server-sent events
+- `tls`: TLS on the HTTP port
 """

@@ -143,6 +143,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(*arguments, **named)
         self._connections = connections or ConnectionLimiter(NO_LIMIT)
+        self.is_made = False
         self._address = ""  # under which the connection is counted
         self._head_s = head_s
         self._first_byte_s = min(first_byte_s, head_s)
@@ -161,12 +162,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._bound_unsent(transport)
         address = str(self.client[0]) if self.client else "local"
-        if self._connections.admit(address):
-            self._address = address
+        self.is_made = True
+        if self._address or self._connections.admit(address):
+            self._address = self._address or address
             self._start_head_timer(self._first_byte_s)
         else:
             message = "this gateway has too many open connections, in all or from this address: retry"
             self._refuse(ApiError(503, "overloaded", message, retry_after_s=1))
+
+    def admitted(self, address: str) -> None:
+        """Take over a connection that was counted under this address before it was made."""
+        self._address = address
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()

@@ -6,6 +6,7 @@ connections: here it listens, and responds 503, until nothing is in flight.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
@@ -16,6 +17,8 @@ from gateway.core.settings import GatewaySettings
 from gateway.http.connections import ConnectionLimiter, connection_limit, trim_heap
 from gateway.http.drain import InFlightLimiter
 from gateway.http.protocol import BoundedHttpProtocol
+from gateway.http.tls import TlsAcceptor
+from registry.config.tls import open_https
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -34,13 +37,7 @@ class GatewayServer(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http=partial(  # type: ignore[arg-type]
-                    BoundedHttpProtocol,
-                    head_s=settings.limits.body_idle_s,
-                    first_byte_s=settings.limits.first_byte_s,
-                    stuck_s=settings.streams.write_timeout_s,
-                    connections=ConnectionLimiter(connection_limit(settings.max_connections), self._on_ebb),
-                ),
+                http=_protocol_factory(settings, self._on_ebb),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -89,7 +86,7 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup()
         self.listening.set()
-        _log.info("listening on http://%s:%d", self._settings.host, self.port)
+        _log.info("listening on %s://%s:%d", self._settings.scheme, self._settings.host, self.port)
 
     async def _drain(self) -> None:
         await self._leave.wait()
@@ -101,3 +98,21 @@ class GatewayServer(uvicorn.Server):
         if not quiet:
             _log.warning("grace time over: cancelling %d requests", self._limiter.in_flight)
         self.should_exit = True
+
+
+def _protocol_factory(
+    settings: GatewaySettings, on_ebb: Callable[[], None]
+) -> Callable[..., asyncio.Protocol]:
+    """Return what makes the protocol of each connection. Raises InvalidRecord for unusable TLS files."""
+    connections = ConnectionLimiter(connection_limit(settings.max_connections), on_ebb)
+    make = partial(
+        BoundedHttpProtocol,
+        head_s=settings.limits.body_idle_s,
+        first_byte_s=settings.limits.first_byte_s,
+        stuck_s=settings.streams.write_timeout_s,
+        connections=connections,
+    )
+    if settings.tls.http is None:
+        return make
+    tls, timeout_s = open_https(settings.tls.http), settings.limits.first_byte_s
+    return lambda **named: TlsAcceptor(partial(make, **named), tls, connections, timeout_s)

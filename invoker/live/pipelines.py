@@ -19,7 +19,7 @@ from invoker.links.listener import StageListener
 from invoker.pipeline.driver import PipelineDriver
 from invoker.pipeline.engines import StageContext, opened_stage
 from invoker.pipeline.metered import MeteredStage
-from invoker.pipeline.remote_stage import RemoteStage
+from invoker.pipeline.remote_stage import Connect, RemoteStage
 from invoker.prefill.engines import LayerStageFactory, layer_stage_factory
 from invoker.prefill.layers import LayerChain, LoadedLayers
 from invoker.prefill.source import PairDriver, add_layers, follow_load
@@ -49,7 +49,12 @@ class HostedPipeline:
     """One pipeline: a task, attached to this node's instance."""
 
     def __init__(
-        self, request: OpenPipeline, node: str, secret: bytes, listener: StageListener, context: StageContext
+        self,
+        request: OpenPipeline,
+        node: str,
+        connect: Connect,
+        listener: StageListener,
+        context: StageContext,
     ) -> None:
         self.request = request
         self.name = pipeline_name(request.pipeline, request.epoch)
@@ -62,7 +67,7 @@ class HostedPipeline:
         self._listener = listener
         self._context = context
         self._remote_stages = [
-            RemoteStage(stage, place, request, secret)
+            RemoteStage(stage, place, request, connect)
             for place, stage in enumerate(request.stages)
             if place != self._place
         ]
@@ -299,13 +304,13 @@ class HostedPipelines:
     def __init__(
         self,
         node: str,
-        secret: bytes,
+        connect: Connect,
         listener: StageListener,
         context: StageContext,
         connected: Callable[[str], bool],
     ) -> None:
         self._node = node
-        self._secret = secret
+        self._connect = connect
         self._listener = listener
         self._context = context
         self._connected = connected
@@ -373,7 +378,7 @@ class HostedPipelines:
                 await other.close()  # reconfigured
         if (found := self._pipelines.get(pipeline_name(request.pipeline, request.epoch))) is not None:
             return found  # started meanwhile
-        pipeline = HostedPipeline(request, self._node, self._secret, self._listener, self._context)
+        pipeline = HostedPipeline(request, self._node, self._connect, self._listener, self._context)
         self._pipelines[pipeline.name] = pipeline
         pipeline.task.add_done_callback(lambda _: self._forget(pipeline))
         return pipeline

@@ -12,7 +12,7 @@ from invoker.settings import Settings
 from rdmacast.errors import DeviceError, NoTransport
 from rdmacast.exporter import Exporter
 from rdmacast.link_rate import LinkRate, interface_rate
-from rdmacast.protocol.tls import NodeTls, load_tls
+from rdmacast.protocol.tls import NodeTls
 from rdmacast.transport import Transport
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.cuda_ipc.cupy_driver import CupyDriver
@@ -27,6 +27,7 @@ from rdmacast.transports.tcp import TcpTransport
 from rdmacast.transports.verbs.exporter import VerbsExporter
 from rdmacast.transports.verbs.node import VerbsNode, open_node
 from rdmacast.transports.verbs.transport import VerbsTransport
+from registry.config.tls import open_tls
 
 log = logging.getLogger("invoker.transports")
 
@@ -60,9 +61,9 @@ class CastTransports:
 def open_transports(settings: Settings, arena: Arena, stack: AsyncExitStack) -> CastTransports:
     """Open the transports, closed with `stack` before the arena.
 
-    Raises SettingsError if a required one fails.
+    Raises SettingsError if a required one fails, InvalidRecord if files for TLS do.
     """
-    tls, verbs = open_tls(settings), open_rdma(settings, stack)
+    tls, verbs = open_tls(settings.tls.cast, "casts"), open_rdma(settings, stack)
     nixl = open_nixl_node(settings, stack)
     gpu: IpcDriver | str = "this node has no GPU"
     cuda_ipc = None
@@ -74,18 +75,6 @@ def open_transports(settings: Settings, arena: Arena, stack: AsyncExitStack) -> 
             None if isinstance(gpu, str) else export_arena(gpu, arena.base, arena.capacity_bytes, stack)
         )
     return CastTransports(tls=tls, verbs=verbs, nixl=nixl, gpu=gpu, cuda_ipc=cuda_ipc)
-
-
-def open_tls(settings: Settings) -> NodeTls:
-    if settings.cast_tls is None:
-        return NodeTls()
-    try:
-        return load_tls(settings.cast_tls)
-    except OSError as error:
-        files = settings.cast_tls
-        raise SettingsError(
-            f"TLS for casts by {files.cert}, {files.key} and {files.ca}: {error.strerror or error}"
-        ) from error
 
 
 def open_rdma(settings: Settings, stack: AsyncExitStack) -> VerbsNode | str:

@@ -1,6 +1,7 @@
 """A stage of a pipeline on another node, controlled over the node's channel."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 from invoker.base.errors import PipelineLost
@@ -10,6 +11,9 @@ from registry.errors import ChannelClosed, ChannelError, RemoteError
 from registry.messages.live import LinkStage, OpenPipeline, OpenStage, StageOpened, StageSpec
 from registry.messages.node import Reply
 
+# Opens a channel to a node. Raises ChannelError.
+Connect = Callable[[str], Awaitable[Channel]]
+
 
 class RemoteStage:
     """A stage on another node; `watch` ends when the stage does, and `lost` has the reason.
@@ -17,7 +21,7 @@ class RemoteStage:
     `is_cause` is True if it ended by itself, not for the loss of a neighbour.
     """
 
-    def __init__(self, stage: StageSpec, place: int, opening: OpenPipeline, secret: bytes) -> None:
+    def __init__(self, stage: StageSpec, place: int, opening: OpenPipeline, connect: Connect) -> None:
         self.node = stage.node
         self.place = place
         self.opened: StageOpened | None = None
@@ -34,7 +38,7 @@ class RemoteStage:
             last=stage.last,
             layerwise=opening.layerwise,
         )
-        self._secret = secret
+        self._connect = connect
         self._channel: Channel | None = None
         self._stack = AsyncExitStack()
 
@@ -44,7 +48,7 @@ class RemoteStage:
     async def open(self) -> None:
         """Open the stage; return once it accepts steps. Raises PipelineLost."""
         try:
-            channel = self._channel = await Channel.connect(self._stage.address, self._secret)
+            channel = self._channel = await self._connect(self._stage.address)
             self._stack.push_async_callback(channel.aclose)
             replies = await self._stack.enter_async_context(channel.call(self._request))
             reply: Reply = await anext(replies)

@@ -9,4 +9,5 @@
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once
 - `sealing`: encryption with keys derived from the cluster's secret
 - `secrets`: API keys and the cluster's secret
+- `tls`: the files of TLS by connection, from the options
 """

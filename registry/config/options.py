@@ -93,6 +93,10 @@ class Options:
     metrics_host: str | None = flag(
         "--metrics-host", UP_GATEWAY, "Address for --metrics-port.", shown="that of --host"
     )
+    tls_cert: Path | None = flag(
+        "--tls-cert", UP_GATEWAY, "Certificate chain of the HTTP port, which then speaks HTTPS only.", FILE
+    )
+    tls_key: Path | None = flag("--tls-key", UP_GATEWAY, "Private key of that certificate.", FILE)
     data_dir: Path | None = flag(
         "--data-dir",
         UP_GATEWAY,
@@ -105,7 +109,8 @@ class Options:
     redis_url: str | None = flag(
         "--redis-url",
         ALL,
-        "Redis of the cluster: redis://HOST:PORT/DB, unix:///PATH or redis+sentinel://HOST:PORT,HOST:PORT/NAME.",
+        "Redis of the cluster: redis://HOST:PORT/DB, unix:///PATH or "
+        "redis+sentinel://HOST:PORT,HOST:PORT/NAME; rediss:// with TLS.",
         required=GATEWAY_INVOKER,
         helps={PlatformCommand.UP: "Use this Redis instead of an embedded one."},
     )
@@ -116,12 +121,30 @@ class Options:
         FILE,
         shown="$HYPERCAST_REDIS_PASSWORD",
     )
+    redis_ca: Path | None = flag(
+        "--redis-ca",
+        ALL,
+        "Authority that signed the certificate of a rediss:// Redis.",
+        FILE,
+        shown="the system's",
+    )
+    redis_cert: Path | None = flag("--redis-cert", ALL, "Certificate to present to Redis.", FILE)
+    redis_key: Path | None = flag("--redis-key", ALL, "Private key of that certificate.", FILE)
     redis_wait_replicas: int = flag(
         "--redis-wait-replicas",
         ALL,
         "Replicas of Redis that acknowledge a usage record before it counts as written.",
         COUNT,
         default=0,
+    )
+    channel_tls_cert: Path | None = flag(
+        "--channel-tls-cert", ALL, "Certificate of this process: TLS between gateways and nodes.", FILE
+    )
+    channel_tls_key: Path | None = flag(
+        "--channel-tls-key", ALL, "Private key of the certificate for channels.", FILE
+    )
+    channel_tls_ca: Path | None = flag(
+        "--channel-tls-ca", ALL, "Authority that signed the certificates of gateways and nodes.", FILE
     )
     secret_file: Path | None = flag(
         "--secret-file",

@@ -18,6 +18,7 @@ from typing import Any
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
+    SSLConnection,
     UnixDomainSocketConnection,
     parse_url,
 )
@@ -31,6 +32,7 @@ from redis.exceptions import (
 )
 
 from rdmacast.aio.time_limit import TimeLimit
+from rdmacast.protocol.tls import TlsFiles, load_client
 from registry.errors import InvalidRecord, StateFull, StateUnavailable
 from registry.redis.sentinel import SCHEME, MasterConnection, parse_sentinel_url
 
@@ -87,11 +89,12 @@ class ConnectionPool:
         *,
         password: str = "",
         wait_replicas: int = 0,
+        tls: TlsFiles | None = None,
         limit: int = 16,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._name = _without_secrets(url)
-        self._make = _connection_factory(url, password, timeout_s)
+        self._make = _connection_factory(url, password, timeout_s, tls)
         self._timeout_s = timeout_s
         self._wait_replicas = wait_replicas
         self._limit = limit
@@ -257,7 +260,9 @@ def _timed_out(seconds: float) -> StateUnavailable:
     return StateUnavailable(f"Redis did not answer within {seconds:g} s")
 
 
-def _connection_factory(url: str, password: str, timeout_s: float) -> Callable[[], AbstractConnection]:
+def _connection_factory(
+    url: str, password: str, timeout_s: float, tls: TlsFiles | None = None
+) -> Callable[[], AbstractConnection]:
     """Return a factory of connections. Raises InvalidRecord for an invalid Redis URL.
 
     A password in the URL has precedence over that of an embedded Redis, and that over `password`.
@@ -288,7 +293,21 @@ def _connection_factory(url: str, password: str, timeout_s: float) -> Callable[[
         kind(**options)
     except (TypeError, ValueError) as error:
         raise InvalidRecord(f"invalid Redis URL {name!r}: {error}") from error
-    return lambda: kind(**options)
+    if not issubclass(kind, SSLConnection):
+        if tls is not None:
+            raise InvalidRecord(f"TLS to Redis needs a rediss:// URL, not {name!r}")
+        return lambda: kind(**options)
+    try:
+        context = load_client(tls or TlsFiles())
+    except OSError as error:
+        raise InvalidRecord(f"TLS for Redis by {tls}: {error.strerror or error}") from error
+
+    def make() -> AbstractConnection:
+        connection = kind(**options)
+        connection.ssl_context.context = context  # instead of one that also trusts the system's authorities
+        return connection
+
+    return make
 
 
 def _password_beside(socket_path: str) -> str:

@@ -7,6 +7,7 @@ records are JSON; reads that span keys are scripts too.
 from types import TracebackType
 from typing import Self
 
+from rdmacast.protocol.tls import TlsFiles
 from registry import keys
 from registry.codec import decode, encode, encode_marked
 from registry.errors import Conflict, NotFound
@@ -57,6 +58,7 @@ class RedisState(
         *,
         password: str = "",
         wait_replicas: int = 0,
+        tls: TlsFiles | None = None,
         max_connections: int = 16,
         timeout_s: float = TIMEOUT_S,
         feed_length: int = keys.FEED_LENGTH,
@@ -70,6 +72,7 @@ class RedisState(
             url,
             password=password,
             wait_replicas=wait_replicas,
+            tls=tls,
             limit=max_connections,
             timeout_s=timeout_s,
         )

@@ -12,7 +12,6 @@ from invoker.loading.transports import (
     make_connector,
     open_nixl_node,
     open_rdma,
-    open_tls,
 )
 from invoker.settings import Settings, parse_settings
 from rdmacast.errors import NoTransport
@@ -23,6 +22,8 @@ from rdmacast.protocol.tls import NodeTls
 from rdmacast.transport import PeerAddress
 from rdmacast.transports.nixl.node import NixlNode
 from rdmacast.transports.verbs.node import VerbsNode
+from registry.config.tls import open_tls
+from registry.errors import InvalidRecord
 from tests.fixtures.nixl import why_no_nixl
 from tests.fixtures.tls import issue
 from tests.fixtures.verbs import why_no_rdma
@@ -111,8 +112,8 @@ def test_tls_for_casts_needs_three_files_that_are_what_they_should_be(tmp_path: 
     flags = ["--cast-tls-cert", str(files.cert), "--cast-tls-key", str(files.key)]
     with pytest.raises(SettingsError, match="given together"):
         settings(*flags)
-    assert open_tls(settings()) == NodeTls()
-    assert open_tls(settings(*flags, "--cast-tls-ca", str(files.ca))).server is not None
+    assert open_tls(settings().tls.cast, "casts") == NodeTls()
+    assert open_tls(settings(*flags, "--cast-tls-ca", str(files.ca)).tls.cast, "casts").server is not None
     for wrong, why in ((tmp_path / "none", "No such file"), (files.key, "")):
-        with pytest.raises(SettingsError, match=f"TLS for casts by .*{why}"):
-            open_tls(settings(*flags, "--cast-tls-ca", str(wrong)))
+        with pytest.raises(InvalidRecord, match=f"TLS for casts by .*{why}"):
+            open_tls(settings(*flags, "--cast-tls-ca", str(wrong)).tls.cast, "casts")
