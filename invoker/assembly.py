@@ -35,7 +35,7 @@ from invoker.loading.cast_fetch import CastContext
 from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import reach_store
-from invoker.loading.transports import make_connector, open_transports
+from invoker.loading.transports import CastTransports, make_connector, open_transports
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena, CpuArena
 from invoker.memory.cuda_arena import CudaArena
@@ -52,7 +52,6 @@ from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.loop_lag import watch_loop_lag
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
-from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
 from registry.channel.client import ChannelServer
@@ -138,7 +137,7 @@ class _Casting:
     regions: RegionServer
     listener: StageListener
     connector: Connector
-    tls: NodeTls
+    transports: CastTransports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +189,7 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         rings=rings,
         counters=accounting.counters,
         cast_sent_bytes=lambda: casting.regions.counters["cast_sent_bytes"],
+        quarantined_bytes=casting.transports.quarantined_bytes,
         changed=accounting.publisher.node_changed,
         port_rate=casting.connector.port_rate,
     )
@@ -295,7 +295,7 @@ def _open_casting(setup: _Setup, arena: Arena, stack: AsyncExitStack) -> _Castin
     connector = make_connector(settings, setup.root, transports)
     address = settings.listen_host, settings.stage_port, settings.advertise
     listener = StageListener(*address, settings.host_id, settings.secret, transports.tls)
-    return _Casting(regions=regions, listener=listener, connector=connector, tls=transports.tls)
+    return _Casting(regions=regions, listener=listener, connector=connector, transports=transports)
 
 
 async def _load_sources(
@@ -305,7 +305,7 @@ async def _load_sources(
     casts = CastContext(
         node=settings.node_id,
         connector=casting.connector,
-        watcher=RegionWatcher(settings.secret, tls=casting.tls.client),
+        watcher=RegionWatcher(settings.secret, tls=casting.transports.tls.client),
         counters=accounting.counters,
         clock=setup.clock,
         publish=accounting.publisher.cast_changed,
