@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from invoker.links.listener import StageListener
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.cast_fetch import CastContext
+from invoker.loading.image_checks import ImageChecks
 from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import reach_store
@@ -146,6 +148,7 @@ class _Images:
     device_cache: DeviceCache
     published: PublishedImages
     loader: ImageLoader
+    checks: ImageChecks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +197,32 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         port_rate=casting.connector.port_rate,
     )
     node = Node(dependencies, setup.epoch)
+    _start_checks(images, memory.tier, instances, changed=accounting.publisher.node_changed, stack=stack)
     stack.push_async_callback(instances.drain, 0.0)
     stack.push_async_callback(pipelines.aclose)
     channel = await _open_servers(setup, node, accounting.calls, casting, stack)
     return node, accounting.publisher, channel
+
+
+def _start_checks(
+    images: _Images,
+    tier: HostTier,
+    instances: Instances,
+    *,
+    changed: Callable[[], None],
+    stack: AsyncExitStack,
+) -> None:
+    async def reject(image: str) -> None:
+        # Without a turn of the loop between these: nothing of it is passed on or published again.
+        tier.discard(image)
+        images.device_cache.reject(image)
+        images.loader.distrust(image)
+        instances.reject(image)
+        changed()
+        await images.published.withdraw(image)
+
+    checking = images.checks.run(lambda: images.loader.is_loading, reject)
+    stack.callback(asyncio.create_task(checking, name="image checks").cancel)
 
 
 async def _open_images(
@@ -208,8 +233,11 @@ async def _open_images(
     published = PublishedImages(casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer)
     stack.callback(published.close)
     sources = await _load_sources(setup, casting, accounting, device_cache)
-    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed)
-    return _Images(arena=memory.arena, device_cache=device_cache, published=published, loader=loader)
+    checks = ImageChecks(memory.tier, accounting.counters)
+    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed, checks.add)
+    return _Images(
+        arena=memory.arena, device_cache=device_cache, published=published, loader=loader, checks=checks
+    )
 
 
 def _instance_context(

@@ -18,6 +18,8 @@ from registry.records.instance import InstanceRecord, InstanceState
 _BY_TRANSPORT = "cast_recv_bytes_"  # nodes count what they received, by transport
 _NODE_GAUGES = {
     "rdma_quarantined_bytes": "Memory that a node's RDMA device refused to release.",
+    "images_verified": "Images that a node found to match their SHA-256, since its start.",
+    "images_rejected": "Images that a node dropped, forged or damaged, since its start.",
 }
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

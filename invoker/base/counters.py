@@ -13,6 +13,7 @@ class Counters:
     remote one. `cast_recv_bytes` were received from other nodes, by cast or pull; `received`, the bytes by
     transport, adds up to it. `busy_us`, `loading_us` and `idle_us` are the meter's: accelerator time while
     instances are on the node. `rdma_quarantined_bytes` are memory that a device refused to release.
+    `images_verified` matched their SHA-256 as a whole, `images_rejected` did not.
     """
 
     disk_read_bytes: int = 0
@@ -24,6 +25,8 @@ class Counters:
     starts_cold: int = 0
     evictions: int = 0
     rdma_quarantined_bytes: int = 0
+    images_verified: int = 0
+    images_rejected: int = 0
     busy_us: int = 0
     loading_us: int = 0
     idle_us: int = 0
