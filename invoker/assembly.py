@@ -221,7 +221,7 @@ def _start_checks(
         changed()
         await images.published.withdraw(image)
 
-    checking = images.checks.run(lambda: images.loader.is_loading, reject)
+    checking = images.checks.run(lambda: images.loader.is_loading or instances.is_starting, reject)
     stack.callback(asyncio.create_task(checking, name="image checks").cancel)
 
 

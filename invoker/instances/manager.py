@@ -55,6 +55,11 @@ class Instances:
         """Return the instances that have not ended."""
         return [one for one in self._instances.values() if not one.life.final]
 
+    @property
+    def is_starting(self) -> bool:
+        """Return whether an instance is being started."""
+        return any(one.state in (InstanceState.STARTING, InstanceState.LOADING) for one in self.live())
+
     def start(self, request: StartInstance) -> Instance:
         """Start an instance, or join the start of the same id; callers may leave without stopping it.
 

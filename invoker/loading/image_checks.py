@@ -14,10 +14,10 @@ from invoker.host_tier.tier import HostTier
 from rdmacast.aio.threads import run_in_thread
 
 STEP_BYTES = 4 << 20
-SETTLE_S = 1.0  # for the start that loaded the image to end
+SETTLE_S = 5.0  # without a start, before a check begins
 _PAUSE_FACTOR = 3  # of a step's duration: a quarter of one core
-_MAX_WAIT_S = 60.0  # for loads of this node to end
-_WAIT_S = 0.25
+_MAX_WAIT_S = 60.0  # of an image, for starts of this node: a node that always starts something checks, too
+_WAIT_S = 0.05
 
 log = logging.getLogger("invoker.image_checks")
 
@@ -30,6 +30,8 @@ class ImageChecks:
         self._counters = counters
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._queued: set[str] = set()
+        self._is_starting: Callable[[], bool] = lambda: False
+        self._waited_s = 0.0  # of the image being checked
 
     def __repr__(self) -> str:
         return f"<ImageChecks {len(self._queued)} queued>"
@@ -40,15 +42,18 @@ class ImageChecks:
             self._queued.add(image)
             self._queue.put_nowait(image)
 
-    async def run(self, is_loading: Callable[[], bool], reject: Callable[[str], Awaitable[None]]) -> None:
-        """Check queued images, one at a time; never returns. `reject` gets those that are not genuine."""
+    async def run(self, is_starting: Callable[[], bool], reject: Callable[[str], Awaitable[None]]) -> None:
+        """Check queued images, one at a time; never returns. `reject` gets those that are not genuine.
+
+        Starts have precedence, also over a check under way.
+        """
+        self._is_starting = is_starting
         while True:
             image = await self._queue.get()
-            await asyncio.sleep(SETTLE_S)
-            waited_s = 0.0
-            while is_loading() and waited_s < _MAX_WAIT_S:
-                await asyncio.sleep(_WAIT_S)
-                waited_s += _WAIT_S
+            self._waited_s = quiet_s = 0.0
+            while quiet_s < SETTLE_S and self._waited_s < _MAX_WAIT_S:
+                quiet_s = 0.0 if is_starting() else quiet_s + _WAIT_S
+                await self._wait()
             self._queued.discard(image)
             try:
                 await self._check(image, reject)
@@ -56,6 +61,10 @@ class ImageChecks:
                 log.warning("image %s could not be checked: %s", image[:12], error)
             except Exception:  # a bug: the others are to be checked
                 log.exception("the check of image %s failed", image[:12])
+
+    async def _wait(self) -> None:
+        self._waited_s += _WAIT_S
+        await asyncio.sleep(_WAIT_S)
 
     async def _check(self, image: str, reject: Callable[[str], Awaitable[None]]) -> None:
         fd = self._tier.open_file(image)
@@ -86,6 +95,9 @@ class ImageChecks:
             return count
 
         while os.fstat(fd).st_nlink and not self._tier.is_verified(image):
+            if self._is_starting() and self._waited_s < _MAX_WAIT_S:
+                await self._wait()
+                continue
             started_s = loop.time()
             count = await run_in_thread(step)
             if not count:
