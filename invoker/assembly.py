@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +33,11 @@ from invoker.links.listener import StageListener
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.cast_fetch import CastContext
+from invoker.loading.image_checks import ImageChecks
 from invoker.loading.loader import ImageLoader, LoadSources
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import reach_store
-from invoker.loading.transports import make_connector, open_transports
+from invoker.loading.transports import CastTransports, make_connector, open_transports
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena, CpuArena
 from invoker.memory.cuda_arena import CudaArena
@@ -52,7 +54,6 @@ from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.loop_lag import watch_loop_lag
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
-from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
 from registry.channel.client import Channel, ChannelServer
@@ -141,7 +142,7 @@ class _Casting:
     regions: RegionServer
     listener: StageListener
     connector: Connector
-    tls: NodeTls
+    transports: CastTransports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,7 @@ class _Images:
     device_cache: DeviceCache
     published: PublishedImages
     loader: ImageLoader
+    checks: ImageChecks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +199,37 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         rings=rings,
         counters=accounting.counters,
         cast_sent_bytes=lambda: casting.regions.counters["cast_sent_bytes"],
+        quarantined_bytes=casting.transports.quarantined_bytes,
         changed=accounting.publisher.node_changed,
         port_rate=casting.connector.port_rate,
     )
     node = Node(dependencies, setup.epoch)
+    _start_checks(images, memory.tier, instances, changed=accounting.publisher.node_changed, stack=stack)
     stack.push_async_callback(instances.drain, 0.0)
     stack.push_async_callback(pipelines.aclose)
     channel = await _open_servers(setup, node, accounting.calls, casting, stack)
     return node, accounting.publisher, channel
+
+
+def _start_checks(
+    images: _Images,
+    tier: HostTier,
+    instances: Instances,
+    *,
+    changed: Callable[[], None],
+    stack: AsyncExitStack,
+) -> None:
+    async def reject(image: str) -> None:
+        # Without a turn of the loop between these: nothing of it is passed on or published again.
+        tier.discard(image)
+        images.device_cache.reject(image)
+        images.loader.distrust(image)
+        instances.reject(image)
+        changed()
+        await images.published.withdraw(image)
+
+    checking = images.checks.run(lambda: images.loader.is_loading or instances.is_starting, reject)
+    stack.callback(asyncio.create_task(checking, name="image checks").cancel)
 
 
 async def _open_images(
@@ -215,8 +240,11 @@ async def _open_images(
     published = PublishedImages(casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer)
     stack.callback(published.close)
     sources = await _load_sources(setup, casting, accounting, device_cache)
-    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed)
-    return _Images(arena=memory.arena, device_cache=device_cache, published=published, loader=loader)
+    checks = ImageChecks(memory.tier, accounting.counters)
+    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed, checks.add)
+    return _Images(
+        arena=memory.arena, device_cache=device_cache, published=published, loader=loader, checks=checks
+    )
 
 
 def _instance_context(
@@ -303,7 +331,7 @@ def _open_casting(setup: _Setup, arena: Arena, stack: AsyncExitStack) -> _Castin
     connector = make_connector(settings, setup.root, transports)
     address = settings.listen_host, settings.stage_port, settings.advertise
     listener = StageListener(*address, settings.host_id, settings.secret, transports.tls)
-    return _Casting(regions=regions, listener=listener, connector=connector, tls=transports.tls)
+    return _Casting(regions=regions, listener=listener, connector=connector, transports=transports)
 
 
 async def _load_sources(
@@ -313,7 +341,7 @@ async def _load_sources(
     casts = CastContext(
         node=settings.node_id,
         connector=casting.connector,
-        watcher=RegionWatcher(settings.secret, tls=casting.tls.client),
+        watcher=RegionWatcher(settings.secret, tls=casting.transports.tls.client),
         counters=accounting.counters,
         clock=setup.clock,
         publish=accounting.publisher.cast_changed,

@@ -80,6 +80,7 @@ class NodeDependencies:
     rings: LogRings
     counters: Counters
     cast_sent_bytes: Callable[[], int]
+    quarantined_bytes: Callable[[], int]
     changed: Callable[[], None]
     port_rate: LinkRate | None
 
@@ -284,6 +285,7 @@ class Node:
             loading_us=loading_us,
             idle_us=idle_us,
             cast_sent_bytes=dependencies.cast_sent_bytes(),
+            rdma_quarantined_bytes=dependencies.quarantined_bytes(),
             evictions=dependencies.device_cache.evictions + dependencies.tier.evictions,
         )
 

@@ -8,3 +8,6 @@ class NullRegionServer:
 
     def publish(self, name: str, source: RegionSource) -> None:
         """Ignore the region."""
+
+    async def withdraw(self, name: str, drain_s: float) -> None:
+        """Ignore the withdrawal."""

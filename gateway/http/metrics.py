@@ -17,6 +17,11 @@ from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 
 _BY_TRANSPORT = "cast_recv_bytes_"  # nodes count what they received, by transport
+_NODE_GAUGES = {
+    "rdma_quarantined_bytes": "Memory that a node's RDMA device refused to release.",
+    "images_verified": "Images that a node found to match their SHA-256, since its start.",
+    "images_rejected": "Images that a node dropped, forged or damaged, since its start.",
+}
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -295,6 +300,12 @@ def _node_counters(view: Snapshot) -> Iterator[Metric]:
                 casts.add_metric((node, counter.removeprefix(_BY_TRANSPORT)), nbytes)
     yield disk
     yield casts
+    for name, what in _NODE_GAUGES.items():
+        gauge = GaugeMetricFamily(f"hypercast_{name}", what, labels=("node",))
+        for up in view.nodes:
+            if name in up.record.counters:
+                gauge.add_metric((up.record.id,), up.record.counters[name])
+        yield gauge
 
 
 def _gpu_seconds(view: Snapshot) -> Metric:

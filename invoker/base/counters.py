@@ -12,7 +12,8 @@ class Counters:
     `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from a
     remote one. `cast_recv_bytes` were received from other nodes, by cast or pull; `received`, the bytes by
     transport, adds up to it. `busy_us`, `loading_us` and `idle_us` are the meter's: accelerator time while
-    instances are on the node.
+    instances are on the node. `rdma_quarantined_bytes` are memory that a device refused to release.
+    `images_verified` matched their SHA-256 as a whole, `images_rejected` did not.
     """
 
     disk_read_bytes: int = 0
@@ -23,6 +24,9 @@ class Counters:
     starts_warm: int = 0
     starts_cold: int = 0
     evictions: int = 0
+    rdma_quarantined_bytes: int = 0
+    images_verified: int = 0
+    images_rejected: int = 0
     busy_us: int = 0
     loading_us: int = 0
     idle_us: int = 0

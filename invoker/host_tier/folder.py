@@ -6,6 +6,7 @@ Files
     <sha>.part      a partial image, LOCK_EX by its loader
     <sha>           a complete image, LOCK_SH by each process that maps it; its mtime is its last use
     <sha>.keep      marks the image as the cluster's retained copy, which is evicted after all others
+    <sha>.verified  says that the image's bytes, as a whole, have this SHA-256
     <random>.spare  a pre-faulted buffer, LOCK_EX by its creator (buffer_pool.py); removed for any image
 
 Locks are flocks: the kernel releases those of a killed process, so that its partial image can be resumed and
@@ -24,6 +25,7 @@ from invoker.base.errors import HostTierError
 
 PART = ".part"
 KEEP = ".keep"
+VERIFIED = ".verified"
 SPARE = ".spare"
 USERS = "users"
 _DIGEST_LENGTH = 64
@@ -152,10 +154,15 @@ def marker(path: Path) -> Path:
     return path.with_name(path.name + KEEP)
 
 
+def verified(path: Path) -> Path:
+    """Return the file that marks an image as verified."""
+    return path.with_name(path.name + VERIFIED)
+
+
 def unlink(path: Path) -> None:
-    """Remove an image and its marker, if they exist."""
-    path.unlink(missing_ok=True)
-    marker(path).unlink(missing_ok=True)
+    """Remove an image and its markers, if they exist."""
+    for file in (path, marker(path), verified(path)):
+        file.unlink(missing_ok=True)
 
 
 def truncate_and_remove(path: Path, fd: int) -> None:

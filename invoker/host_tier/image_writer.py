@@ -16,7 +16,7 @@ import numpy as np
 
 from invoker.base.errors import HostTierFull
 from invoker.host_tier.buffer_pool import PartialFile
-from invoker.host_tier.folder import TierFolder
+from invoker.host_tier.folder import TierFolder, verified
 from invoker.host_tier.mapping import HostMapping, close_mapping, release
 from invoker.memory.huge_pages import HUGE_PAGE, populate_huge_pages
 from invoker.memory.mappings import populate
@@ -192,6 +192,7 @@ class ImageWriter:
         assert self._mapping is not None
         final = self._folder.image(self.digest)
         with self._folder.locked():
+            verified(final).unlink(missing_ok=True)
             self.path.rename(final)
             os.utime(final)
             # Wakes waiting processes. Converting a flock is not atomic, but eviction, which could come

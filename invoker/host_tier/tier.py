@@ -22,6 +22,7 @@ from invoker.host_tier.folder import (
     marker,
     remove_if_idle,
     unlink,
+    verified,
 )
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import HostMapping, map_file
@@ -114,6 +115,29 @@ class HostTier:
         """Remove the retention mark; the image stays."""
         with self._folder.locked():
             marker(self._folder.image(digest)).unlink(missing_ok=True)
+
+    def is_verified(self, digest: str) -> bool:
+        """Return whether the whole image was found to have its SHA-256."""
+        return verified(self._folder.image(digest)).exists()
+
+    def mark_verified(self, digest: str, inode: int) -> None:
+        """Mark an image as verified, if it is still this file."""
+        path = self._folder.image(digest)
+        with self._folder.locked():
+            if path.exists() and path.stat().st_ino == inode:
+                verified(path).touch(mode=0o600)
+
+    def open_file(self, digest: str) -> int | None:
+        """Open a complete image for reading, without a lock: it may be evicted; None if it is not here."""
+        try:
+            return os.open(self._folder.image(digest), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+
+    def discard(self, digest: str) -> None:
+        """Remove a complete image, whoever maps it: nobody opens it any more."""
+        with self._folder.locked():
+            unlink(self._folder.image(digest))
 
     def begin(
         self, digest: str, nbytes: int, *, yielding: bool = False

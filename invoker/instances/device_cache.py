@@ -154,6 +154,18 @@ class DeviceCache:
         self._free(found)
         return True
 
+    def reject(self, image: str) -> None:
+        """Let no instance use a complete image any more; its memory is freed after its last user."""
+        found = self._by_image.get(image)
+        if found is None or found.state is not DeviceImageState.COMPLETE:
+            return  # the load in progress is cancelled with its instance
+        if not found.users:
+            self._free(found)
+            return
+        del self._by_image[image]
+        found.state = DeviceImageState.REMOVED
+        self._changed()
+
     def _idle(self) -> list[DeviceImage]:
         idle = [one for one in self._by_image.values() if not one.users]
         return sorted(idle, key=lambda one: one.last_used_s)

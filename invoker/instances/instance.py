@@ -82,6 +82,7 @@ class Instance:
         self.attachments: set[InstanceAttachment] = set()
         self._loaded_layers = 0
         self.failure: Exception | None = None  # why it ended, if it was not stopped
+        self.rejected: Exception | None = None  # its image is not genuine
         self.ending = False  # its task is cleaning up: cancelling it again would interrupt that
         self.published_state: InstanceState | None = None
         self.drain_deadline_s = (

@@ -13,7 +13,7 @@ from invoker.instances.instance import Instance
 from invoker.instances.lifecycle import accepted
 from invoker.instances.starting import InstanceContext, release, start
 from rdmacast.errors import CastError
-from registry.errors import RegistryError
+from registry.errors import CorruptImage, RegistryError
 from registry.messages.node import StartInstance
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
@@ -54,6 +54,11 @@ class Instances:
     def live(self) -> list[Instance]:
         """Return the instances that have not ended."""
         return [one for one in self._instances.values() if not one.life.final]
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether an instance is being started."""
+        return any(one.state in (InstanceState.STARTING, InstanceState.LOADING) for one in self.live())
 
     def start(self, request: StartInstance) -> Instance:
         """Start an instance, or join the start of the same id; callers may leave without stopping it.
@@ -128,6 +133,14 @@ class Instances:
             life.cancel()
         await instance.wait_ended()
 
+    def reject(self, image: str) -> None:
+        """Fail all instances of an image that is not genuine."""
+        for instance in self.live():
+            used = instance.request.image
+            if used is not None and used.image == image and instance.task and not instance.ending:
+                instance.rejected = CorruptImage(f"image {image[:12]} does not have its SHA-256")
+                instance.task.cancel()
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new instances and stop all; return when all stops are done."""
         self._draining = True
@@ -146,6 +159,8 @@ class Instances:
             # Only a stop cancels this task; the cancellation of something that it awaits is a failure.
             if not instance.ending:
                 state, error = InstanceState.FAILED, "the start was cancelled internally"
+                if instance.rejected is not None:
+                    error, instance.failure = str(instance.rejected), instance.rejected
         except _EXPECTED as fault:
             state, error = InstanceState.FAILED, str(fault) or type(fault).__name__
             instance.failure = fault

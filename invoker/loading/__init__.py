@@ -2,6 +2,7 @@
 
 - `cast_fetch`: this node's part in a cast
 - `fetch`: sources that fill a partial image
+- `image_checks`: whole images against their SHA-256
 - `loader`: one load per image, shared by all waiting starts
 - `partial_image`: an image being filled: verified units and their readers
 - `published`: images served to other nodes

@@ -34,6 +34,7 @@ from registry.records.instance import StartKind
 
 PROGRESS_INTERVAL_S = 0.1
 _MANIFESTS_KEPT = 64
+_ORIGINS_KEPT = 256
 
 log = logging.getLogger("invoker.loader")
 
@@ -80,6 +81,7 @@ class _ImageLoad(ImageArrival):
         self.target = target
         self.watchers: list[Progress] = []
         self.users = 0
+        self.origins: set[str] = set()
         self.casts: set[str] = set()  # casts whose progress here has been published
         self.mapping: HostMapping | None = None
         self.task: asyncio.Task[None]
@@ -133,7 +135,11 @@ class ImageLoader:
         published: PublishedImages,
         counters: Counters,
         changed: Callable[[], None],
+        check: Callable[[str], None] = lambda image: None,
     ) -> None:
+        self._check = check
+        self._origins: dict[str, set[str]] = {}  # by image: nodes and other sources of the last load
+        self._distrusted: dict[str, set[str]] = {}
         self._sources = sources
         self._tier = tier
         self._published = published
@@ -150,6 +156,15 @@ class ImageLoader:
     @property
     def reads_store(self) -> bool:
         return self._sources.store is not None
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loads)
+
+    def distrust(self, image: str) -> None:
+        """Take the image no more from where its last load came from, but from the store if possible."""
+        _keep_latest(self._distrusted)
+        self._distrusted.setdefault(image, set()).update(self._origins.pop(image, ()))
 
     async def manifest(self, ref: ImageRef) -> Manifest:
         """Return the image's manifest, from the request or the store, verified.
@@ -235,6 +250,7 @@ class ImageLoader:
                 if mapping is not None:
                     # Peers may use this copy before the node's next record lists it.
                     self._published.region(ref.image, ref.nbytes)
+                    self._check(ref.image)
                     # After waiting for another process's load, the image was not here at the start.
                     return _MappedImage(StartKind.COLD if waited else StartKind.WARM, mapping)
                 self._published.release_idle_mappings()
@@ -282,6 +298,9 @@ class ImageLoader:
         try:
             await self._from_sources(load, ref)
             load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
+            _keep_latest(self._origins)
+            self._origins[ref.image] = load.origins
+            self._check(ref.image)
         except BaseException as error:
             target.fail(error)
             _release_views(error)
@@ -304,6 +323,7 @@ class ImageLoader:
             if target.is_complete:
                 break
             load.source = source
+            load.origins.add(source)
             try:
                 await fetch()
             except (CastError, RegistryError) as error:
@@ -318,20 +338,32 @@ class ImageLoader:
         self, load: _ImageLoad, ref: ImageRef
     ) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         target = load.target
-        if target.writer.is_resumed:
+        store, distrusted = self._sources.store, self._distrusted.get(target.manifest.sha256)
+        if distrusted is not None and store is not None and store.label not in distrusted:
+            yield store.label, partial(self._from_store, target, store)
+            return
+        if distrusted is not None:
+            load.peers = [peer for peer in load.peers if peer.node not in distrusted]
+        if target.writer.is_resumed and distrusted is None:
             yield "host", partial(from_orphaned_file, target)
         buffer = self._sources.device_buffer(target.manifest.sha256)
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)
         cast, context = ref.cast, self._sources.casts
-        if cast is not None and context is not None and cast.has_target(self._sources.node):
+        if (
+            distrusted is None
+            and cast is not None
+            and context is not None
+            and cast.has_target(self._sources.node)
+        ):
             yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, context)
         if load.peers and context is not None:
             yield f"node:{load.peers[0].node}", partial(self._from_peers, load, context)
-        if self._sources.store is not None:
-            local = self._sources.store.label == "disk"
-            store = self._sources.store.store
-            yield self._sources.store.label, partial(from_store, store, target, self._counters, local=local)
+        if store is not None and not (distrusted and store.label in distrusted):
+            yield store.label, partial(self._from_store, target, store)
+
+    async def _from_store(self, target: PartialImage, access: StoreAccess) -> None:
+        await from_store(access.store, target, self._counters, local=access.label == "disk")
 
     async def _from_cast(self, load: _ImageLoad, cast: CastPlan, context: CastContext) -> None:
         load.casts.add(cast.cast_id)
@@ -342,6 +374,7 @@ class ImageLoader:
         self._log_report(load, await from_peers(members, load.target, context))
 
     def _log_report(self, load: _ImageLoad, report: CastReport) -> None:
+        load.origins.update(report.bytes_by_peer)
         if report.bytes_by_peer:
             most = max(report.bytes_by_peer, key=lambda node: report.bytes_by_peer[node])
             load.source = f"node:{most}"
@@ -369,6 +402,11 @@ class ImageLoader:
             load.free_memory()
         else:
             await cancel_and_wait(load.task)
+
+
+def _keep_latest(known: dict[str, set[str]]) -> None:
+    while len(known) >= _ORIGINS_KEPT:
+        del known[next(iter(known))]
 
 
 def _release_views(error: BaseException) -> None:

@@ -24,6 +24,8 @@ class RegionPublisher(Protocol):
 
     def publish(self, name: str, source: RegionSource) -> None: ...
 
+    async def withdraw(self, name: str, drain_s: float) -> None: ...
+
 
 class ImageRegion:
     """A RegionSource, HaveSource and GpuSource of one image: loading, in the host tier, or in the arena.
@@ -224,6 +226,13 @@ class PublishedImages:
             self._regions[image] = region
             self._server.publish(image, region)
         return region
+
+    async def withdraw(self, image: str) -> None:
+        """Serve no byte of an image any more; peers that read it are cut off."""
+        region = self._regions.pop(image, None)
+        if region is not None:
+            await self._server.withdraw(image, 0.0)
+            region.close()
 
     def release_mapping(self, image: str) -> None:
         """Close an image's mapping, so that it can be evicted."""

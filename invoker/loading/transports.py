@@ -45,6 +45,10 @@ class CastTransports:
     gpu: IpcDriver | str
     cuda_ipc: CudaIpcExporter | None
 
+    def quarantined_bytes(self) -> int:
+        """Return the bytes of memory that an RDMA device refused to release."""
+        return 0 if isinstance(self.verbs, str) else self.verbs.memory.quarantine.nbytes
+
     @property
     def exporters(self) -> list[Exporter]:
         """By which other nodes read from this one, besides TCP and shared memory."""

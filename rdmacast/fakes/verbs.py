@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rdmacast.errors import DeviceError
 from rdmacast.transports.verbs.address import QueuePairAddress, RemoteMemory
-from rdmacast.transports.verbs.device import LocalMemory, ReadCompletion
+from rdmacast.transports.verbs.device import LocalMemory, ReadCompletion, Registration
 
 
 class MemoryFabric:
@@ -16,9 +16,12 @@ class MemoryFabric:
         self.numbers = itertools.count(first_number)
         self.keys = itertools.count(1000)
         self.pairs: dict[int, MemoryPair] = {}
-        self.memory: dict[int, MemoryRegistration] = {}
+        self.memory: dict[int, MemoryRegistration] = {}  # by lkey
+        self.grants: dict[int, MemoryGrant] = {}  # by rkey
         self.unreachable: set[int] = set()
         self.held = False  # nothing that was posted ends
+        self.refuses_pairs = False  # to be closed
+        self.refuses_memory = False  # to be deregistered or revoked
 
     def cut(self) -> None:
         """Make all current queue pairs unreachable."""
@@ -28,13 +31,20 @@ class MemoryFabric:
 class MemoryDevice:
     """A Device whose READs end a few at each poll, in order.
 
-    It registers at most `limit_bytes`; `with_gpu` accepts host memory as a GPU's.
+    It registers at most `limit_bytes`; `with_gpu` accepts host memory as a GPU's. Without `windows` each
+    grant is a registration.
     """
 
     def __init__(
-        self, fabric: MemoryFabric, *, limit_bytes: int | None = None, with_gpu: bool = False
+        self,
+        fabric: MemoryFabric,
+        *,
+        limit_bytes: int | None = None,
+        with_gpu: bool = False,
+        windows: bool = True,
     ) -> None:
         self.fabric = fabric
+        self.windows = windows
         self._with_gpu = with_gpu
         self._limit_bytes = limit_bytes
         self.closed = False
@@ -48,9 +58,11 @@ class MemoryDevice:
         return 50_000
 
     def queue_pair(self) -> "MemoryPair":
-        pair = MemoryPair(self.fabric, self.depth)
+        pair = MemoryPair(self, self.depth)
         self.fabric.pairs[pair.address.number] = pair
         return pair
+
+    serving_pair = queue_pair
 
     def register(self, address: int, nbytes: int, *, writable: bool) -> "MemoryRegistration":
         if self._limit_bytes is not None and nbytes > self._limit_bytes:
@@ -75,8 +87,8 @@ class MemoryRegistration:
         self.nbytes = nbytes
         self.writable = writable
         self.iova = address % 4096
-        self.lkey = self.rkey = next(fabric.keys)
-        fabric.memory[self.rkey] = self
+        self.lkey = next(fabric.keys)
+        fabric.memory[self.lkey] = self
 
     def at(self, iova: int, nbytes: int) -> int | None:
         """Return the processor's address of a device range; None outside the registration."""
@@ -84,14 +96,40 @@ class MemoryRegistration:
         return self.address + iova - self.iova if inside else None
 
     def close(self) -> None:
-        self._fabric.memory.pop(self.rkey, None)
+        if self._fabric.refuses_memory:
+            raise DeviceError("cannot deregister memory")
+        self._fabric.memory.pop(self.lkey, None)
+
+
+class MemoryGrant:
+    """A ReadGrant to the peer of `pair`."""
+
+    def __init__(self, fabric: MemoryFabric, pair: "MemoryPair", address: int, nbytes: int) -> None:
+        self._fabric = fabric
+        self.pair = pair
+        self.nbytes = nbytes
+        self.memory = RemoteMemory(address % 4096, next(fabric.keys))
+        self._address = address
+        fabric.grants[self.memory.rkey] = self
+
+    def at(self, pair: "MemoryPair", iova: int, nbytes: int) -> int | None:
+        """Return the processor's address of a device range; None outside the grant or for another pair."""
+        start = self.memory.address
+        inside = pair is self.pair and start <= iova and iova + nbytes <= start + self.nbytes
+        return self._address + iova - start if inside else None
+
+    def close(self) -> None:
+        if self._fabric.refuses_memory:
+            raise DeviceError("cannot revoke memory")
+        self._fabric.grants.pop(self.memory.rkey, None)
 
 
 class MemoryPair:
-    """A QueuePair."""
+    """A QueuePair and a ServingPair."""
 
-    def __init__(self, fabric: MemoryFabric, depth: int) -> None:
-        self._fabric = fabric
+    def __init__(self, device: MemoryDevice, depth: int) -> None:
+        self._device = device
+        self._fabric = fabric = device.fabric
         self._depth = depth
         self._posted: list[tuple[int, LocalMemory, RemoteMemory, int]] = []
         self._peer: QueuePairAddress | None = None
@@ -117,7 +155,27 @@ class MemoryPair:
         now, self._posted = self._posted[:2], self._posted[2:]
         return [ReadCompletion(id, self._copy(local, remote, nbytes)) for id, local, remote, nbytes in now]
 
+    @property
+    def binds(self) -> bool:
+        return self._device.windows
+
+    def bind(self, registration: Registration, address: int, nbytes: int) -> MemoryGrant:
+        known = self._fabric.memory.get(registration.lkey)
+        start = registration.iova + address - registration.address
+        if not self.binds or known is None or not known.writable or known.at(start, nbytes) is None:
+            raise DeviceError("no window can be bound to that memory")
+        return MemoryGrant(self._fabric, self, address, nbytes)
+
+    def register(self, address: int, nbytes: int, *, is_gpu: bool) -> MemoryGrant:
+        if is_gpu:
+            self._device.register_gpu(address, nbytes).close()
+        else:
+            self._device.register(address, nbytes, writable=False).close()
+        return MemoryGrant(self._fabric, self, address, nbytes)
+
     def close(self) -> None:
+        if self._fabric.refuses_pairs:
+            raise DeviceError("cannot destroy a queue pair")
         self._posted.clear()
         self._fabric.pairs.pop(self.address.number, None)
 
@@ -126,8 +184,8 @@ class MemoryPair:
         peer = fabric.pairs.get(self._peer.number) if self._peer is not None else None
         if peer is None or peer.address.number in fabric.unreachable or peer._peer != self.address:
             return "the peer does not answer"
-        into, source = fabric.memory.get(local.lkey), fabric.memory.get(remote.rkey)
-        start = source.at(remote.address, nbytes) if source is not None else None
+        into, grant = fabric.memory.get(local.lkey), fabric.grants.get(remote.rkey)
+        start = grant.at(peer, remote.address, nbytes) if grant is not None else None
         if start is None:
             return "the peer refuses access to that memory"
         target = into.at(local.address, nbytes) if into is not None and into.writable else None

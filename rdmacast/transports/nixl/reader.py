@@ -25,11 +25,11 @@ class AgentRegistration:
         self._closed = closed
         self.address = self.iova = address
         self.nbytes = nbytes
-        self.lkey = self.rkey = next(_numbers)
+        self.lkey = next(_numbers)
         self.metadata = agent.register(address, nbytes)
 
     def __repr__(self) -> str:
-        return f"AgentRegistration({self.rkey}, {self.nbytes} bytes)"
+        return f"AgentRegistration({self.lkey}, {self.nbytes} bytes)"
 
     def close(self) -> None:
         self._agent.deregister(self.address, self.nbytes)
@@ -49,7 +49,7 @@ class AgentMemory:
 
     def register(self, address: int, nbytes: int, *, writable: bool) -> AgentRegistration:
         made = AgentRegistration(self._agent, address, nbytes, self._forget)
-        self._metadata[made.rkey] = made.metadata
+        self._metadata[made.lkey] = made.metadata
         return made
 
     def register_gpu(self, address: int, nbytes: int) -> AgentRegistration:
@@ -58,11 +58,11 @@ class AgentMemory:
     @contextmanager
     def shared(self, view: memoryview) -> Iterator[NixlMemory]:
         """Register the view inside for reads by peers. Raises DeviceError."""
-        with self.registered.remote(view) as memory:
-            yield NixlMemory(memory.address, self._metadata[memory.rkey])
+        with self.registered.local(view) as memory:
+            yield NixlMemory(memory.address, self._metadata[memory.lkey])
 
     def _forget(self, closed: AgentRegistration) -> None:
-        self._metadata.pop(closed.rkey, None)
+        self._metadata.pop(closed.lkey, None)
 
 
 class NixlReader:

@@ -35,23 +35,33 @@ class ReadPort(Protocol):
         ...
 
     def close(self) -> None:
-        """Close; on return the device neither reads nor writes any memory for it any more. Idempotent."""
+        """Close; on return the device neither reads nor writes any memory for it any more. Idempotent.
+
+        Raises DeviceError if the device refuses, and may still do so.
+        """
         ...
 
 
-class QueuePair(ReadPort, Protocol):
+class Connected(Protocol):
     """A reliable connection."""
 
     @property
     def address(self) -> QueuePairAddress: ...
 
     def connect(self, peer: QueuePairAddress) -> None:
-        """Connect to the peer's queue pair, for reads both ways. Raises DeviceError."""
+        """Connect to the peer's queue pair. Raises DeviceError."""
         ...
 
 
+class QueuePair(Connected, ReadPort, Protocol):
+    """The reading end of a connection; the peer can read nothing by it."""
+
+
 class Registration(Protocol):
-    """Memory that the device may use, from `address` on; in the device's addresses from `iova` on."""
+    """Memory that the device may use, from `address` on; in the device's addresses from `iova` on.
+
+    No peer can read it by `lkey`: that takes a ReadGrant.
+    """
 
     @property
     def address(self) -> int: ...
@@ -65,11 +75,40 @@ class Registration(Protocol):
     @property
     def lkey(self) -> int: ...
 
+    def close(self) -> None:
+        """Deregister the memory: the device uses it no more. Idempotent. Raises DeviceError."""
+        ...
+
+
+class ReadGrant(Protocol):
+    """Exactly the memory that the peer of one ServingPair may read."""
+
     @property
-    def rkey(self) -> int: ...
+    def memory(self) -> RemoteMemory: ...
 
     def close(self) -> None:
-        """Deregister the memory: the device uses it no more. Idempotent."""
+        """Revoke the key: on return no READ with it is served. Idempotent. Raises DeviceError."""
+        ...
+
+
+class ServingPair(Connected, Protocol):
+    """The serving end of a connection: its peer reads what is granted, and only while it is."""
+
+    @property
+    def binds(self) -> bool:
+        """Whether `bind` works; it costs little, while `register` takes the pages of the range each time."""
+        ...
+
+    def bind(self, registration: Registration, address: int, nbytes: int) -> ReadGrant:
+        """Grant a range of registered, writable memory. Raises DeviceError."""
+        ...
+
+    def register(self, address: int, nbytes: int, *, is_gpu: bool) -> ReadGrant:
+        """Grant a range of any memory. Raises DeviceError."""
+        ...
+
+    def close(self) -> None:
+        """Close; on return no READ of the peer is served. Idempotent. Raises DeviceError like a ReadPort."""
         ...
 
 
@@ -99,7 +138,11 @@ class Device(Registrar, Protocol):
         ...
 
     def queue_pair(self) -> QueuePair:
-        """Make a queue pair. Raises DeviceError."""
+        """Make the reading end of a connection. Raises DeviceError."""
+        ...
+
+    def serving_pair(self) -> ServingPair:
+        """Make the serving end of a connection. Raises DeviceError."""
         ...
 
     def close(self) -> None: ...

@@ -1,13 +1,14 @@
 """The serving end of reads by RDMA: a queue pair for each link, and registered memory."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from rdmacast.errors import DeviceError, NotShared
 from rdmacast.exporter import ExportedRange, ExporterSession
 from rdmacast.gpu_source import gpu_pointer
 from rdmacast.transports.verbs.address import QueuePairAddress, RemoteMemory
-from rdmacast.transports.verbs.device import QueuePair
+from rdmacast.transports.verbs.device import ServingPair
+from rdmacast.transports.verbs.grants import granted, granted_gpu
 from rdmacast.transports.verbs.memory import RegisteredMemory
 from rdmacast.transports.verbs.node import VerbsNode
 
@@ -33,7 +34,8 @@ class _VerbsSession:
 
     def __init__(self, node: VerbsNode) -> None:
         self._node = node
-        self._pair: QueuePair | None = None
+        self._pair: ServingPair | None = None
+        self._probe = ExitStack()
 
     @contextmanager
     def connect(self, payload: bytes) -> Iterator[bytes]:
@@ -42,22 +44,23 @@ class _VerbsSession:
         with _refusals():
             if self._pair is not None:
                 raise DeviceError("this link has its queue pair already")
-            self._pair, reply = self._node.connect(peer)
+            self._pair, reply = self._node.connect(peer, self._probe)
         yield reply.encode()
 
     @contextmanager
     def export(self, exported: ExportedRange) -> Iterator[bytes]:
-        """Register the range for reads by RDMA, in host or GPU memory."""
+        """Grant the range, in host or GPU memory, to the peer's queue pair inside."""
         with _refusals():
             if self._pair is None:
                 raise DeviceError("this link has no queue pair")
-            with _registered(self._node.memory, exported) as memory:
+            with _granted(self._node.memory, self._pair, exported) as memory:
                 yield memory.encode()
 
     def close(self) -> None:
         """Close the queue pair: the device reads nothing for it any more."""
         if self._pair is not None:
-            self._pair.close()
+            self._node.close_pair(self._pair)
+        self._probe.close()
 
 
 @contextmanager
@@ -69,8 +72,10 @@ def _refusals() -> Iterator[None]:
         raise NotShared(f"the peer has no RDMA for this: {error}") from error
 
 
-def _registered(memory: RegisteredMemory, exported: ExportedRange) -> AbstractContextManager[RemoteMemory]:
+def _granted(
+    memory: RegisteredMemory, pair: ServingPair, exported: ExportedRange
+) -> AbstractContextManager[RemoteMemory]:
     pointer = gpu_pointer(exported.source, exported.offset, exported.nbytes)
     if pointer is not None:
-        return memory.remote_at(pointer, exported.nbytes)
-    return memory.remote(exported.source.view(exported.offset, exported.nbytes))
+        return granted_gpu(memory, pair, pointer, exported.nbytes)
+    return granted(memory, pair, exported.source.view(exported.offset, exported.nbytes))

@@ -1,4 +1,7 @@
-"""Registered memory by address: each piece is registered once, until its owner is collected."""
+"""Registered memory by address: each piece is registered once, until its owner is collected.
+
+A registration lets this process's own READs land there; what peers may read is granted in `grants`.
+"""
 
 import weakref
 from collections.abc import Iterator
@@ -8,8 +11,8 @@ import numpy as np
 
 from rdmacast.errors import DeviceError
 from rdmacast.locked_memory import why_not_locked
-from rdmacast.transports.verbs.address import RemoteMemory
 from rdmacast.transports.verbs.device import LocalMemory, Registrar, Registration
+from rdmacast.transports.verbs.quarantine import Quarantine
 
 # Registering takes the pages, and holds the event loop meanwhile: not a whole image that is still arriving.
 PIECE_BYTES = 64 << 20
@@ -41,6 +44,7 @@ class RegisteredMemory:
         self._device = device
         self._arenas: list[Registration] = []
         self._owned: dict[_Key, _Owned] = {}
+        self.quarantine = Quarantine()
 
     def __repr__(self) -> str:
         return f"RegisteredMemory({len(self._arenas)} arenas, {len(self._owned)} others)"
@@ -65,29 +69,50 @@ class RegisteredMemory:
     @contextmanager
     def local(self, view: memoryview) -> Iterator[LocalMemory]:
         """Register the view inside, for reads into it. Raises DeviceError."""
-        with self._registered(view) as (registration, address):
-            yield LocalMemory(address, registration.lkey)
+        with self.registered(view) as registration:
+            start = address_of(view)
+            yield LocalMemory(registration.iova + start - registration.address, registration.lkey)
 
     @contextmanager
-    def remote(self, view: memoryview) -> Iterator[RemoteMemory]:
-        """Register the view inside, for reads by peers. Raises DeviceError."""
-        with self._registered(view) as (registration, address):
-            yield RemoteMemory(address, registration.rkey)
+    def registered(self, view: memoryview) -> Iterator[Registration]:
+        """Hold a registration that covers the view. Raises DeviceError."""
+        start = address_of(view)
+        arena = self.arena_at(start, view.nbytes)
+        if arena is not None:
+            yield arena
+            return
+        key, owned = self._owned_by(view, start)
+        owned.users += 1
+        try:
+            yield owned.registration
+        finally:
+            owned.users -= 1
+            if not owned.users and (owned.owner is None or self._owned.get(key) is not owned):
+                self._forget(key, owned)
 
-    @contextmanager
-    def remote_at(self, address: int, nbytes: int) -> Iterator[RemoteMemory]:
-        """Find memory that only its address identifies, such as a GPU's. Raises DeviceError."""
-        arena = self._arena_of(address, nbytes)
-        if arena is None:
-            raise DeviceError("that memory of a GPU is not registered")
-        yield RemoteMemory(arena.iova + address - arena.address, arena.rkey)
+    def arena_at(self, address: int, nbytes: int) -> Registration | None:
+        """Return the added arena which covers the range, also memory that only its address identifies."""
+        return next((arena for arena in self._arenas if _covers(arena, address, nbytes)), None)
+
+    def withdraw(self, local: LocalMemory, view: memoryview) -> None:
+        """Deregister memory into which a READ of a queue pair that could not be closed may still land.
+
+        If that fails, too, the memory is quarantined. What else is read into it fails, and is read again.
+        """
+        for arena in [arena for arena in self._arenas if arena.lkey == local.lkey]:
+            self._arenas.remove(arena)
+            self.quarantine.close(arena, view)
+        for key, owned in tuple(self._owned.items()):
+            if owned.registration.lkey == local.lkey:
+                del self._owned[key]
+                self.quarantine.close(owned.registration, view)
 
     def close(self) -> None:
         """Close all registrations, of which none may be in use."""
         registrations = self._all()
         self._arenas, self._owned = [], {}
         for registration in registrations:
-            registration.close()
+            self.quarantine.close(registration)
 
     @contextmanager
     def _added(self, registration: Registration) -> Iterator[None]:
@@ -97,24 +122,7 @@ class RegisteredMemory:
         finally:
             if registration in self._arenas:
                 self._arenas.remove(registration)
-            registration.close()
-
-    @contextmanager
-    def _registered(self, view: memoryview) -> Iterator[tuple[Registration, int]]:
-        start = address_of(view)
-        arena = self._arena_of(start, view.nbytes)
-        if arena is not None:
-            yield arena, arena.iova + start - arena.address
-            return
-        key, owned = self._owned_by(view, start)
-        owned.users += 1
-        try:
-            registration = owned.registration
-            yield registration, registration.iova + start - registration.address
-        finally:
-            owned.users -= 1
-            if not owned.users and (owned.owner is None or self._owned.get(key) is not owned):
-                self._forget(key, owned)
+            self.quarantine.close(registration)
 
     def _register(self, address: int, nbytes: int, *, writable: bool) -> Registration:
         try:
@@ -126,11 +134,8 @@ class RegisteredMemory:
     def _all(self) -> list[Registration]:
         return [*self._arenas, *(owned.registration for owned in self._owned.values())]
 
-    def _arena_of(self, address: int, nbytes: int) -> Registration | None:
-        return next((arena for arena in self._arenas if _covers(arena, address, nbytes)), None)
-
     def _owned_by(self, view: memoryview, start: int) -> tuple[_Key, _Owned]:
-        owner = _owner(view)
+        owner = owner_of(view)
         with memoryview(owner) as whole:  # type: ignore[arg-type]
             base, total, writable = address_of(whole), whole.nbytes, not whole.readonly
         first, last = (start - base) // PIECE_BYTES, (start - base + view.nbytes - 1) // PIECE_BYTES
@@ -148,20 +153,20 @@ class RegisteredMemory:
             pass  # used for the moment only
         self._owned[key] = made
         if known is not None and not known.users:
-            known.registration.close()
+            self.quarantine.close(known.registration)
         return key, made
 
     def _forget(self, key: _Key, owned: _Owned) -> None:
         if self._owned.get(key) is owned:
             del self._owned[key]
-        owned.registration.close()
+        self.quarantine.close(owned.registration)
 
 
 def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data) if view.nbytes else 0
 
 
-def _owner(view: memoryview) -> object:
+def owner_of(view: memoryview) -> object:
     """Return the object that owns the memory, through arrays and views of it."""
     owner: object = view.obj
     while True:

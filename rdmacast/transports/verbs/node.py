@@ -7,10 +7,12 @@ from contextlib import ExitStack
 
 from rdmacast.errors import DeviceError
 from rdmacast.link_rate import LinkRate
-from rdmacast.transports.verbs.address import NONCE_BYTES, QueuePairAddress, QueuePairReply
-from rdmacast.transports.verbs.device import Device, QueuePair
+from rdmacast.transports.verbs.address import NONCE_BYTES, QueuePairAddress, QueuePairReply, RemoteMemory
+from rdmacast.transports.verbs.device import Device, LocalMemory, QueuePair, ServingPair
+from rdmacast.transports.verbs.grants import granted
 from rdmacast.transports.verbs.memory import RegisteredMemory
 from rdmacast.transports.verbs.native import open_device
+from rdmacast.transports.verbs.reads import ReadQueue
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +29,7 @@ class VerbsNode:
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
         self._page[:NONCE_BYTES] = self._nonce
-        self._stack = ExitStack()
-        try:
-            self._probe = self._stack.enter_context(self.memory.remote(memoryview(self._page)))
-        except DeviceError:
-            device.close()
-            raise
+        self._broken = ""  # why it is used no more
 
     def __repr__(self) -> str:
         return f"VerbsNode({self.name}, {self.memory!r})"
@@ -43,19 +40,55 @@ class VerbsNode:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self, peer: QueuePairAddress) -> tuple[QueuePair, QueuePairReply]:
-        """Connect a new queue pair to the peer's; the caller closes it. Raises DeviceError."""
-        pair = self.device.queue_pair()
+    def connect(self, peer: QueuePairAddress, probe: ExitStack) -> tuple[ServingPair, QueuePairReply]:
+        """Connect a new queue pair to the peer's, closed by `close_pair`, then `probe`. Raises DeviceError.
+
+        The peer may read the nonce until `probe` is closed.
+        """
+        if self._broken:
+            raise DeviceError(self._broken)
+        pair = self.device.serving_pair()
         try:
             pair.connect(peer)
+            nonce = memoryview(self._page)[:NONCE_BYTES]
+            reading = probe.enter_context(granted(self.memory, pair, nonce))
         except DeviceError:
-            pair.close()
+            self.close_pair(pair)
             raise
-        return pair, QueuePairReply(pair.address, self._probe, self._nonce)
+        return pair, QueuePairReply(pair.address, reading, self._nonce)
+
+    def queue_pair(self) -> QueuePair:
+        """Make the reading end of a connection. Raises DeviceError."""
+        if self._broken:
+            raise DeviceError(self._broken)
+        return self.device.queue_pair()
+
+    async def read(
+        self, reads: ReadQueue, local: LocalMemory, remote: RemoteMemory, into: memoryview
+    ) -> None:
+        """Read by a queue of this node; what may still be written to afterwards is withdrawn."""
+        try:
+            await reads.read(local, remote, into.nbytes)
+        finally:
+            if reads.unsafe is not None:
+                self._break(reads.unsafe)
+                self.memory.withdraw(local, into)
+
+    def close_pair(self, pair: QueuePair | ServingPair) -> None:
+        """Close a queue pair without reads under way; each grant to its peer is revoked by itself."""
+        try:
+            pair.close()
+        except DeviceError as error:
+            self._break(error)
+
+    def _break(self, error: DeviceError) -> None:
+        """Use the device for no further queue pair."""
+        if not self._broken:
+            self._broken = f"the RDMA device refused to close a queue pair: {error}"
+            logger.error("%r is used no more until this process restarts: %s", self, error)
 
     def close(self) -> None:
         """Close the device; all queue pairs must have been closed before. Idempotent."""
-        self._stack.close()
         self.memory.close()
         self.device.close()
 

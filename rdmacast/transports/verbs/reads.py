@@ -54,6 +54,7 @@ class ReadQueue:
         self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reason: LinkClosed | None = None
+        self.unsafe: DeviceError | None = None  # the port refused to close: its READs may still land
         self.received_bytes = 0
 
     def __repr__(self) -> str:
@@ -63,7 +64,7 @@ class ReadQueue:
     async def read(self, local: LocalMemory, remote: RemoteMemory, nbytes: int) -> None:
         """Read; when this returns or raises, cancelled too, nothing is written to `local` any more.
 
-        Raises LinkClosed.
+        Unless the queue is `unsafe`: then `local` is to be withdrawn. Raises LinkClosed.
         """
         if self._reason is not None:
             raise LinkClosed(str(self._reason))
@@ -90,13 +91,16 @@ class ReadQueue:
             raise LinkClosed(str(self._reason))
 
     def close(self, reason: LinkClosed) -> None:
-        """End all reads; on return nothing of them is written any more. Idempotent."""
+        """End all reads; on return nothing of them is written any more, unless `unsafe`. Idempotent."""
         if self._reason is not None:
             return
         self._reason = reason
         if self._timer is not None:
             self._timer.cancel()
-        self._pair.close()
+        try:
+            self._pair.close()
+        except DeviceError as error:
+            self.unsafe = error
         pending, self._pending = self._pending, {}
         waiting, self._waiting = self._waiting, deque()
         for reading in [*waiting, *(reading for reading, _ in pending.values())]:

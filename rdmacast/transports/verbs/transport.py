@@ -41,7 +41,7 @@ class VerbsLink(QueuedLink):
                     on_start()
                 try:
                     with self._node.memory.local(part) as local:
-                        await self._reads.read(local, remote, len(part))
+                        await self._node.read(self._reads, local, remote, part)
                 except DeviceError as error:
                     raise NotShared(f"our own memory cannot be registered for RDMA: {error}") from error
 
@@ -82,8 +82,8 @@ class VerbsTransport(ControlledTransport):
         device = self._node.device
         with ExitStack() as undo:
             try:
-                pair = device.queue_pair()
-                undo.callback(pair.close)
+                pair = self._node.queue_pair()
+                undo.callback(self._node.close_pair, pair)
                 async with link.connect(self.name, pair.address.encode()) as payload:
                     reply = decode_reply(link, QueuePairReply.decode, payload)
                 pair.connect(reply.address)
@@ -102,7 +102,7 @@ class VerbsTransport(ControlledTransport):
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 with self._node.memory.local(view) as local:
-                    await reads.read(local, reply.probe, nbytes)
+                    await self._node.read(reads, local, reply.probe, view)
         except (CastError, TimeoutError) as error:
             raise NoTransport(f"no RDMA path from {self._node.name} to {peer.url}: {error}") from error
         if view != reply.nonce:

@@ -1,0 +1,121 @@
+"""A peer that serves other bytes with right checksums of units: found by the SHA-256 of the whole."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from invoker.loading import image_checks
+from registry.errors import RemoteError
+from registry.images import verify
+from registry.images.verify import CHECKSUM_BYTES
+from registry.messages.node import WarmImage
+from tests.fixtures.invoker import (
+    FakeCluster,
+    FakeEngines,
+    FakeImage,
+    FakeNode,
+    generate,
+    make_image,
+    start_request,
+    two_nodes,
+)
+from tests.fixtures.patience import PATIENCE_S
+
+FORGED_AT = 5
+
+
+@pytest.fixture(autouse=True)
+def colliding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give forged units the checksum of the genuine ones, as if a collision had been found."""
+    genuine = verify.xxhash.xxh3_128_digest
+
+    def digest(unit: memoryview) -> bytes:
+        data = bytes(unit)
+        return genuine(data[:FORGED_AT] + b"\0" + data[FORGED_AT + 1 :])[:CHECKSUM_BYTES]
+
+    monkeypatch.setattr(verify.xxhash, "xxh3_128_digest", digest)
+    monkeypatch.setattr(image_checks, "SETTLE_S", 0.05)
+
+
+def forge(folder: Path, image: FakeImage) -> None:
+    """Change a byte of a node's copy, as a node that was taken over would."""
+    (path,) = folder.glob(f"*/{image.digest}")
+    with path.open("r+b") as file:
+        file.seek(FORGED_AT)
+        file.write(bytes([image.data[FORGED_AT] ^ 1]))
+
+
+async def counted(node: FakeNode, counter: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await node.record()).counters[counter]:
+            pass
+
+
+async def test_a_genuine_image_is_verified_once(tmp_path: Path) -> None:
+    image = make_image("a", 1 << 20)
+    async with two_nodes(tmp_path, image) as (cluster, first, _):
+        await first.ask(WarmImage(image=image.ref()))
+        await counted(first, "images_verified")
+        await first.ask(WarmImage(image=image.ref()))
+        assert (cluster.shm / "h0" / f"{image.digest}.verified").exists()
+        assert (await first.record()).counters["images_verified"] == 1
+
+
+async def test_a_forged_image_is_dropped_and_loaded_from_the_store(tmp_path: Path) -> None:
+    image = make_image("a", 1 << 20)
+    async with two_nodes(tmp_path, image) as (cluster, first, second):
+        await first.ask(WarmImage(image=image.ref()))
+        await counted(first, "images_verified")
+        forge(cluster.shm, image)
+        holder = await first.holder()
+        await second.ask(WarmImage(image=image.ref(holder)))
+        copy = cluster.shm / "h1" / image.digest
+        assert copy.read_bytes() != image.data  # the checksums of its units are right
+        await counted(second, "images_rejected")
+        assert not copy.exists() and (await second.record()).holdings == ()
+        # It is not taken from that peer again.
+        await second.ask(start_request("i1", image, holder))
+        assert copy.read_bytes() == image.data
+        await counted(second, "images_verified")
+        record = await second.record()
+        assert record.counters["disk_read_bytes"] == len(image.data)
+
+
+async def test_instances_of_a_forged_image_fail_and_it_is_served_no_more(tmp_path: Path) -> None:
+    image = make_image("a", 1 << 20)
+    async with (
+        FakeCluster(tmp_path) as cluster,
+        cluster.node("n0", "h0") as first,
+        cluster.node("n1", "h1", engines=FakeEngines(early=True)) as second,
+        cluster.node("n2", "h2") as third,
+    ):
+        await cluster.put(image)
+        await first.ask(WarmImage(image=image.ref()))
+        await counted(first, "images_verified")
+        forge(cluster.shm, image)
+        await second.ask(start_request("i1", image, await first.holder()))
+        holder = await second.holder()
+        await counted(second, "images_rejected")
+        async with asyncio.timeout(PATIENCE_S):
+            while (await cluster.state.snapshot()).instances:  # failed ones leave
+                await second.record()
+        with pytest.raises(RemoteError, match=r"failed, not ready|no instance"):
+            await second.ask(generate("i1"))
+        blob = cluster.blob(image)
+        blob.unlink()
+        with pytest.raises(RemoteError, match="cannot be loaded"):
+            await third.ask(WarmImage(image=image.ref(holder)))
+        assert (await second.record()).holdings == ()
+
+
+async def test_a_damaged_store_is_found_by_the_whole_image(tmp_path: Path) -> None:
+    image = make_image("a", 1 << 20)
+    async with two_nodes(tmp_path, image) as (cluster, first, _):
+        blob = cluster.blob(image)
+        blob.chmod(0o600)
+        blob.write_bytes(image.data[:FORGED_AT] + bytes([image.data[FORGED_AT] ^ 1]) + image.data[6:])
+        await first.ask(WarmImage(image=image.ref()))
+        await counted(first, "images_rejected")
+        with pytest.raises(RemoteError, match="cannot be loaded"):
+            await first.ask(WarmImage(image=image.ref()))
