@@ -1,10 +1,12 @@
 """The Kubernetes manifests: valid by the API's schemas, consistent with each other and with the programs."""
 
+import base64
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -41,19 +43,60 @@ EVERY = [(name, d) for folder in (FOLDER, *components()) for name, d in document
 IDS = [f"{name}:{d['kind']}/{d['metadata'].get('name', '')}" for name, d in EVERY]
 
 
+_TEXT = {"type": "string", "minLength": 1}
+_HOURS = {"type": "string", "pattern": "^[1-9][0-9]*h$"}
+
+
+def _object(*required: str, **properties: object) -> Object:
+    return {"properties": properties, "required": required, "additionalProperties": False}
+
+
+# The part of cert-manager's resources that the manifests use.
+CERT_MANAGER = {
+    "Issuer": {
+        **_object(selfSigned=_object(), ca=_object("secretName", secretName=_TEXT)),
+        "minProperties": 1,
+        "maxProperties": 1,
+    },
+    "Certificate": _object(
+        *("secretName", "issuerRef", "commonName", "duration", "privateKey"),
+        isCA={"type": "boolean"},
+        secretName=_TEXT,
+        issuerRef=_object("kind", "name", kind={"const": "Issuer"}, name=_TEXT),
+        commonName=_TEXT,
+        dnsNames={"type": "array", "items": _TEXT, "minItems": 1},
+        usages={"items": {"enum": ["digital signature", "server auth", "client auth"]}},
+        duration=_HOURS,
+        renewBefore=_HOURS,
+        privateKey=_object(
+            algorithm={"const": "ECDSA"}, size={"const": 256}, rotationPolicy={"const": "Always"}
+        ),
+    ),
+}
+
+
 @pytest.mark.parametrize("document", [d for _, d in EVERY], ids=IDS)
 @pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
 def test_manifests_are_valid(document: Object, version: str) -> None:
+    if document["apiVersion"] == "cert-manager.io/v1":
+        jsonschema.Draft202012Validator(CERT_MANAGER[document["kind"]]).validate(document["spec"])
+        return
     kubernetes_validate.validate(document, version, strict=True)
 
 
 def test_everything_that_is_needed_is_there() -> None:
     kinds = sorted((d["kind"], d["metadata"].get("name", "")) for _, d in documents())
     assert kinds == [
+        ("Certificate", "hypercast-ca"),
+        ("Certificate", "hypercast-gateway"),
+        ("Certificate", "hypercast-node"),
+        ("Certificate", "redis"),
         ("CronJob", "redis-backup"),
         ("DaemonSet", "hypercast-handlers"),
         ("DaemonSet", "hypercast-invoker"),
         ("Deployment", "hypercast-gateway"),
+        ("Issuer", "hypercast-ca"),
+        ("Issuer", "hypercast-self-signed"),
         ("Job", ""),
         ("Namespace", "hypercast"),
         ("NetworkPolicy", "default-deny"),
@@ -161,13 +204,14 @@ def test_ports_exist_where_they_are_named() -> None:
             if action is not None:
                 assert action["port"] in {port["name"] for port in ports}
             else:
-                assert how["exec"]["command"][:3] == ["sh", "/scripts/ready.sh", "/run/secrets/redis"]
+                ask = ["sh", "/scripts/ready.sh", "/run/secrets/redis", "--tls", "--cacert"]
+                assert how["exec"]["command"] == [*ask, "/run/secrets/redis/ca.crt"]
 
 
 def test_probes_ask_what_the_gateway_serves() -> None:
     gateway = container("hypercast-gateway").spec
     for probe, path in (("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")):
-        assert gateway[f"{probe}Probe"]["httpGet"]["path"] == path
+        assert gateway[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "https", "scheme": "HTTPS"}
     served = {operation.path for operation in OPERATIONS}
     assert {"/livez", "/readyz", "/metrics"} <= served
     told = template(objects("Deployment")["hypercast-gateway"])["metadata"]["annotations"]
@@ -184,6 +228,8 @@ def secrets_of(volume: Object) -> list[Object]:
 
 def test_volumes_claims_and_secrets_exist() -> None:
     templates = {name: secret["stringData"] for name, secret in objects("Secret").items()}
+    certificates = {c["spec"]["secretName"] for c in objects("Certificate").values()}
+    templates |= {name: dict.fromkeys(("tls.crt", "tls.key", "ca.crt"), "") for name in certificates}
     claims = set(objects("PersistentVolumeClaim")) | {"data-redis-0"}  # of the StatefulSet's template
     for one in containers():
         own = {claim["metadata"]["name"] for claim in one.workload["spec"].get("volumeClaimTemplates", [])}
@@ -203,15 +249,75 @@ def test_pods_get_only_the_secrets_that_they_need() -> None:
     for one in containers():
         for volume in one.pod["volumes"]:
             for secret in secrets_of(volume):
-                keys = {item["key"] for item in secret.get("items", [])} or {f"{secret['name']}/*"}
+                given = (f"{secret['name']}/{item['key']}" for item in secret.get("items", [{"key": "*"}]))
+                keys = {key.removeprefix("hypercast-") for key in given}
                 got.setdefault(one.of, set()).update(keys)
+    node = {"node-tls/tls.crt", "node-tls/tls.key", "node-tls/ca.crt", "redis-passwords/redis_password"}
     assert got == {
-        "hypercast-gateway": {"hypercast-cluster/*", "redis_password"},
-        "hypercast-invoker": {"cluster.secret", "redis_password"},
-        "hypercast-handlers": {"cluster.secret", "redis_password"},
-        "redis": {"redis-passwords/*"},
-        "redis-backup": {"backup_password"},
+        "hypercast-gateway": {*node, "cluster/*", "gateway-tls/tls.crt", "gateway-tls/tls.key"},
+        "hypercast-invoker": {*node, "cluster/cluster.secret"},
+        "hypercast-handlers": {*node, "cluster/cluster.secret"},
+        "redis": {"redis-passwords/*", "redis-tls/*"},
+        "redis-backup": {"redis-passwords/backup_password", "redis-tls/ca.crt"},
     }
+
+
+@pytest.fixture(scope="module")
+def etc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder like /etc/hypercast, with what certificates.sh makes in `made`."""
+    folder = tmp_path_factory.mktemp("etc")
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    made = subprocess.run(
+        ["sh", FOLDER / "certificates.sh", folder / "made"], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    (folder / "tls").mkdir()
+    for name in ("cluster.secret", "redis.password", "admin.key"):
+        (folder / name).write_text("0" * 64)
+    shutil.copy(folder / "made" / "ca.crt", folder / "tls" / "ca.crt")
+    for name, secret in (("http", "hypercast-gateway-tls"), ("node", "hypercast-node-tls")):
+        for kind in ("crt", "key"):
+            shutil.copy(folder / "made" / f"{secret}.{kind}", folder / "tls" / f"{name}.{kind}")
+    return folder
+
+
+def at(flags: list[str], etc: Path) -> list[str]:
+    """Return the flags with the mounted files replaced by ones that are there."""
+    return [flag.replace("=/etc/hypercast/", f"={etc}/") for flag in flags]
+
+
+def openssl(*arguments: object) -> str:
+    return subprocess.run(
+        ["openssl", *map(str, arguments)], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_recipe_makes_what_cert_manager_makes(etc: Path) -> None:
+    certificates = {c["spec"]["secretName"]: c["spec"] for c in objects("Certificate").values()}
+    secrets = {
+        secret["metadata"]["name"]: secret
+        for secret in yaml.safe_load_all((etc / "made" / "secrets.yaml").read_text())
+        if secret is not None
+    }
+    assert set(secrets) == set(certificates) - {"hypercast-ca"}
+    for name, secret in secrets.items():
+        kubernetes_validate.validate(secret, kubernetes_validate.latest_version(), strict=True)
+        assert secret["metadata"]["namespace"] == NAMESPACE
+        for key, file in (("tls.crt", f"{name}.crt"), ("tls.key", f"{name}.key"), ("ca.crt", "ca.crt")):
+            assert base64.b64decode(secret["data"][key]) == (etc / "made" / file).read_bytes()
+        verified = openssl("verify", "-CAfile", etc / "made" / "ca.crt", etc / "made" / f"{name}.crt")
+        assert verified.endswith(": OK\n")
+        shown = openssl(
+            *("x509", "-noout", "-ext", "subjectAltName,extendedKeyUsage"),
+            *("-in", etc / "made" / f"{name}.crt"),
+        )
+        wanted = certificates[name]
+        assert re.findall(r"DNS:([\w.-]+)", shown) == wanted["dnsNames"]
+        for usage, text in (("server auth", "TLS Web Server"), ("client auth", "TLS Web Client")):
+            assert (usage in wanted["usages"]) == (text in shown)
+    for service in ("redis", "hypercast-gateway"):
+        assert f"{service}.{NAMESPACE}.svc" in objects("Certificate")[service]["spec"]["dnsNames"]
 
 
 def test_the_admin_key_of_the_instructions_is_one() -> None:
@@ -249,27 +355,29 @@ def test_a_container_can_neither_fill_the_memory_nor_the_disk_of_its_machine(nam
         assert sum(sizes) < nbytes(limits[what])
 
 
-def test_the_gateway_understands_its_arguments(tmp_path: Path) -> None:
+def test_the_gateway_understands_its_arguments(etc: Path) -> None:
     one = container("hypercast-gateway")
     program, *flags = arguments(one)
     assert program == "gateway"
-    settings = parse_gateway(with_secrets(flags, tmp_path), {})
+    settings = parse_gateway(at(flags, etc), {})
     assert settings.host == "0.0.0.0"
     ports = ports_of("hypercast-gateway")
-    assert (settings.port, settings.metrics_port) == (ports["http"], ports["metrics"])
-    assert settings.redis_url == "redis://redis:6379/0" and settings.redis_password == "0" * 64
+    assert (settings.port, settings.metrics_port) == (ports["https"], ports["metrics"])
+    assert settings.redis_url == "rediss://redis:6379/0" and settings.redis_password == "0" * 64
+    assert all((settings.tls.http, settings.tls.channel, settings.tls.redis))
     assert_mounted(one, settings.store)
-    assert str(settings.admin_key_file) == "/etc/hypercast/admin.key"
+    assert settings.admin_key_file == etc / "admin.key"
     assert_time_to_leave(one, settings.grace_s)
 
 
 @pytest.mark.parametrize("name", sorted(POOLS))
-def test_an_invoker_understands_its_arguments(name: str, tmp_path: Path) -> None:
+def test_an_invoker_understands_its_arguments(name: str, etc: Path) -> None:
     one = container(name)
     program, *flags = arguments(one)
     assert program == "invoker" and "--allow-unconfined-handlers" not in flags
     # Whether this machine can confine handlers is not the question here.
-    settings = parse_invoker([*with_secrets(flags, tmp_path), "--allow-unconfined-handlers"], {})
+    settings = parse_invoker([*at(flags, etc), "--allow-unconfined-handlers"], {})
+    assert all((settings.tls.channel, settings.tls.cast, settings.tls.redis))
     ports = ports_of(name)
     assert (settings.listen_port, settings.cast_port) == (ports["channel"], ports["cast"])
     assert settings.stage_port == ports.get("stage", 0)
@@ -282,7 +390,7 @@ def test_an_invoker_understands_its_arguments(name: str, tmp_path: Path) -> None
     assert_mounted(one, str(settings.shm_dir))
 
 
-def test_handlers_run_on_machines_of_their_own(tmp_path: Path) -> None:
+def test_handlers_run_on_machines_of_their_own() -> None:
     models, handlers = container("hypercast-invoker"), container("hypercast-handlers")
     assert not any("handler" in flag for flag in models.spec["args"])
     assert "--allow-handlers" in handlers.spec["args"]
@@ -307,6 +415,7 @@ def test_redis_keeps_its_data_and_its_memory() -> None:
     command = redis.spec["command"]
     assert command[:4] == ["sh", "/scripts/start.sh", "/run/secrets/redis", "/run/redis/redis.conf"]
     options = dict(zip(command[4::2], command[5::2], strict=True))
+    assert (options["--port"], options["--tls-port"]) == ("0", "6379")
     assert options["--appendonly"] == "yes" and options["--appendfsync"] == "always"
     assert options["--maxmemory-policy"] == "noeviction" and options["--maxmemory"] == "1400mb"
     assert 0.75 * nbytes(redis.spec["resources"]["limits"]["memory"]) > 1400e6
@@ -320,20 +429,10 @@ def test_backups_have_room_and_are_restored_where_redis_looks() -> None:
     claim = objects("PersistentVolumeClaim")["redis-backups"]["spec"]["resources"]["requests"]["storage"]
     assert int(command[4]) * 1400e6 < nbytes(claim)
     job = objects("CronJob")["redis-backup"]["spec"]
-    assert job["concurrencyPolicy"] == "Forbid" and "-h redis" in " ".join(command)
+    assert job["concurrencyPolicy"] == "Forbid" and command[5:8] == ["-h", "redis", "--tls"]
     restore = container("redis-restore")
     assert restore.spec["command"] == ["sh", "/scripts/restore.sh", "/backups", "/data"]
     assert_mounted(restore, "/data")
-
-
-def with_secrets(flags: list[str], tmp_path: Path) -> list[str]:
-    """Return the flags with the mounted files replaced by ones that are there."""
-    secret = tmp_path / "secret"
-    secret.write_text("0" * 64)
-    mounted = re.compile(r"^(--secret-file|--redis-password-file)=/etc/hypercast/.*")
-    replaced = [mounted.sub(rf"\1={secret}", flag) for flag in flags]
-    assert sum(new != old for new, old in zip(replaced, flags, strict=True)) == 2
-    return replaced
 
 
 def assert_mounted(one: Container, path: str | None) -> None:

@@ -77,7 +77,7 @@ def test_only_the_gateway_is_open_to_other_namespaces() -> None:
         for one in rule["ports"]
     }
     assert outside == {
-        (GATEWAY, "http", ("hypercast/client", "true")),
+        (GATEWAY, "https", ("hypercast/client", "true")),
         (GATEWAY, "metrics", ("kubernetes.io/metadata.name", "monitoring")),
     }
 
