@@ -54,6 +54,7 @@ from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.loop_lag import watch_loop_lag
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
 from registry.channel.client import Channel, ChannelServer

@@ -60,6 +60,7 @@ SCHEMA = _object(
                 command=_TEXTS,
                 profiles=_TEXTS,
                 init={"type": "boolean"},
+                user=_TEXT,
                 read_only={"type": "boolean"},
                 restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
                 stop_grace_period=_DURATION,
@@ -130,6 +131,7 @@ def services() -> dict[str, Service]:
     return found
 
 
+ONCE = ("backup", "restore")  # run when they are called for, and end
 INVOKERS = sorted(name for name in services() if name.startswith("invoker"))
 
 
@@ -152,7 +154,9 @@ def test_what_services_name_is_declared() -> None:
     for name, service in document["services"].items():
         used["networks"] |= set(service.get("networks", []))
         used["secrets"] |= set(service.get("secrets", []))
-        used["volumes"] |= {volume.split(":")[0] for volume in service.get("volumes", [])}
+        sources = {volume.split(":")[0] for volume in service.get("volumes", [])}
+        used["volumes"] |= {source for source in sources if not source.startswith("./")}
+        assert all((ROOT / source).is_dir() for source in sources if source.startswith("./"))
         for needed, how in service.get("depends_on", {}).items():
             assert needed in document["services"], f"{name} depends on {needed}"
             if how["condition"] == "service_healthy":
@@ -172,10 +176,31 @@ def test_redis_keeps_its_data() -> None:
     assert compose()["networks"]["backend"] == {"internal": True}
 
 
+def test_redis_has_a_password_and_can_be_backed_up() -> None:
+    redis, backup, restore = (services()[name] for name in ("redis", *ONCE))
+    assert redis["command"][:4] == ["sh", "/scripts/start.sh", "/run/secrets", "/tmp/redis.conf"]
+    assert redis["command"][4:6] == ["--dir", "/data"]
+    assert redis["healthcheck"]["test"] == ["CMD", "sh", "/scripts/ready.sh", "/run/secrets"]
+    assert set(redis["secrets"]) == {"redis_password", "backup_password"}
+    assert backup["command"] == ["sh", "/scripts/backup.sh", "/run/secrets", "/data", "28", "-h", "redis"]
+    assert backup["secrets"] == ["backup_password"] and "backups:/data" in backup["volumes"]
+    assert restore["command"] == ["sh", "/scripts/restore.sh", "/backups", "/data"]
+    assert {"backups:/backups:ro", "redis:/data"} <= set(restore["volumes"]) and "secrets" not in restore
+    for name in ONCE:
+        assert services()[name]["profiles"] == [name] and "restart" not in services()[name]
+    for one in (redis, backup, restore):
+        assert one["user"] == "999:1000" and "./deploy/redis:/scripts:ro" in one["volumes"]
+
+
+def test_no_container_can_fill_the_memory_of_its_machine() -> None:
+    for name, service in services().items():
+        assert service["deploy"]["resources"]["limits"]["memory"], name
+
+
 def with_secret(flags: list[str], tmp_path: Path) -> list[str]:
     secret = tmp_path / "secret"
     secret.write_text("0" * 64)
-    return [flag.replace("/run/secrets/cluster_secret", str(secret)) for flag in flags]
+    return [re.sub("/run/secrets/(cluster_secret|redis_password)$", str(secret), flag) for flag in flags]
 
 
 def mounted(service: Service, path: str) -> bool:
@@ -196,7 +221,7 @@ def test_the_gateway_understands_its_command(tmp_path: Path) -> None:
     assert settings.admin_key_file is not None
     assert mounted(service, settings.store) and mounted(service, str(settings.admin_key_file.parent))
     assert seconds(service["stop_grace_period"]) > settings.grace_s
-    assert settings.redis_url == "redis://redis:6379/0"
+    assert settings.redis_url == "redis://redis:6379/0" and settings.redis_password
 
 
 @pytest.mark.parametrize("name", INVOKERS)
@@ -219,7 +244,7 @@ def test_an_invoker_understands_its_command(name: str, tmp_path: Path) -> None:
         assert len(device["device_ids"]) == 1 and settings.device == "cuda:0"
         assert service["profiles"] == ["gpu"]
     else:
-        assert "deploy" not in service and service["profiles"] == ["cpu"]
+        assert "reservations" not in service["deploy"]["resources"] and service["profiles"] == ["cpu"]
 
 
 def test_invokers_share_a_host_tier_and_no_gpu() -> None:
@@ -241,15 +266,17 @@ def test_own_containers_are_locked_down() -> None:
     for name, service in services().items():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
-        assert service["restart"] == "unless-stopped"
+        assert name in ONCE or service["restart"] == "unless-stopped"
         tag = service["image"].partition(":")[2]
         assert tag and tag != "latest" and "/" not in service["image"]
-        if name != "redis":
-            assert service["read_only"] and service["init"]
+        assert service["read_only"] and "cap_add" not in service
+        assert name in ("redis", *ONCE) or service["init"]
 
 
 def test_no_secret_stands_in_the_file() -> None:
-    assert compose()["secrets"] == {"cluster_secret": {"environment": "HYPERCAST_CLUSTER_SECRET"}}
+    names = ("CLUSTER_SECRET", "REDIS_PASSWORD", "BACKUP_PASSWORD")
+    assert compose()["secrets"] == {name.lower(): {"environment": f"HYPERCAST_{name}"} for name in names}
+    assert f"for name in {' '.join(names)}; do" in FILE.read_text()
     for service in services().values():
         assert "environment" not in service
 
