@@ -34,6 +34,9 @@ _ERRORS: dict[int, tuple[type[CliError], str]] = {
     507: (RoomError, ""),
 }
 
+_NOT_REACHED = "Is it running (`hypercast up`)? Set the address with --url or HYPERCAST_URL."
+_UNTRUSTED = "Name the authority of its certificate with --ca or HYPERCAST_CA_FILE."
+
 
 class Client:
     """A synchronous HTTP client. Every failure is a CliError with its exit code."""
@@ -95,10 +98,9 @@ class Client:
         except httpx2.TimeoutException as exc:
             raise TimeoutExceeded(f"{self.url} did not respond in time") from exc
         except httpx2.ConnectError as exc:
-            raise CliError(
-                f"cannot reach {self.url}: {exc}. Is it running (`hypercast up`)? "
-                "Set the address with --url or HYPERCAST_URL."
-            ) from exc
+            is_untrusted = "CERTIFICATE_VERIFY_FAILED" in str(exc)
+            advice = _UNTRUSTED if is_untrusted else _NOT_REACHED
+            raise CliError(f"cannot reach {self.url}: {exc}. {advice}") from exc
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as exc:
             raise UsageError(f"bad address {self.url!r}: {exc}") from exc
         except httpx2.HTTPError as exc:

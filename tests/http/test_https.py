@@ -1,5 +1,6 @@
 """HTTPS: a whole platform within TLS, and handshakes that never end."""
 
+import asyncio
 import socket
 from itertools import chain
 from pathlib import Path
@@ -7,7 +8,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from gateway.core.settings import RequestLimits
 from rdmacast.protocol.tls import TlsFiles, load_client
+from registry.config.tls import TlsSettings
+from tests.fixtures.gateway_http import gateway
+from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import Platform
 from tests.fixtures.tls import issue
 
@@ -27,8 +32,42 @@ def test_a_platform_serves_https_and_channels_within_tls(tmp_path: Path, root: P
             assert b"HTTP/1.1" not in plain.recv(100)
         with pytest.raises(httpx2.ConnectError, match=r"(?i)certificate"):
             httpx2.get(f"{platform.url}/livez", trust_env=False)
-        trusted = load_client(TlsFiles(ca=files.ca))
-        trusted._current().check_hostname = False  # type: ignore[attr-defined]
-        assert httpx2.get(f"{platform.url}/readyz", verify=trusted, trust_env=False).status_code == 200
+        platform.env["HYPERCAST_CA_FILE"] = str(files.ca)
+        platform.run("deploy", str(root / "functions" / "tiny-coder"), "--name", "coder")
+        streamed = platform.run("invoke", "coder", "-p", "def add(a, b):", "-n", "24", "-t", "0", "--stream")
+        assert streamed.stdout.count("\n") > 1
+        del platform.env["HYPERCAST_CA_FILE"]
+        refused = platform.run("list", check=False)
+        assert refused.returncode and "--ca" in refused.stderr
     finally:
         platform.down()
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
+async def test_handshakes_that_never_end_are_bounded_and_end(tmp_path: Path, begun: bytes) -> None:
+    files = issue(tmp_path)
+    tls = TlsSettings(http=TlsFiles(cert=files.cert, key=files.key))
+    async with gateway(tls=tls, max_connections=10, limits=RequestLimits(first_byte_s=2.0)) as gw:
+        port = gw.server.port
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for _, writer in held:
+            writer.write(begun)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert not await ended(reader)  # one address leaves room for others
+        writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            for reader, _ in held:
+                assert not await ended(reader)
+        for _, writer in held:
+            writer.close()
+        url = f"https://127.0.0.1:{port}/livez"
+        async with httpx2.AsyncClient(verify=load_client(TlsFiles(ca=files.ca)), trust_env=False) as http:
+            assert (await http.get(url)).status_code == 200
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """Return what came until the other side closed the connection."""
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
