@@ -12,24 +12,29 @@ MAX_FUNCTIONS = 256
 MAX_LINE_CHARACTERS = 2000
 _FOLLOWER_BACKLOG = 1000
 
+_Line = tuple[int, str]
+
 
 class LogRings:
     """Ring buffers of log lines by function, bounded in lines, line length and functions (LRU).
+
+    Each line has the version that wrote it: another tenant can take a deleted function's name, and its
+    versions have higher numbers.
 
     Belongs to the event loop's thread.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._rings: OrderedDict[str, deque[str]] = OrderedDict()
-        self._followers: dict[str, set[asyncio.Queue[str]]] = {}
+        self._rings: OrderedDict[str, deque[_Line]] = OrderedDict()
+        self._followers: dict[str, set[asyncio.Queue[_Line]]] = {}
         self._second = 0
         self._second_text = ""
 
     def __repr__(self) -> str:
         return f"<LogRings {len(self._rings)} functions>"
 
-    def add(self, function: str, text: str) -> None:
+    def add(self, function: str, version: int, text: str) -> None:
         """Append lines with timestamps; a slow follower loses lines."""
         stamp = self._stamp(self._clock.wall_s())
         ring = self._rings.setdefault(function, deque(maxlen=MAX_LINES))
@@ -38,7 +43,7 @@ class LogRings:
             self._rings.popitem(last=False)
         # Only \n separates lines, not other Unicode line ends; at most MAX_LINES are kept.
         for raw in text.removesuffix("\n").rsplit("\n", MAX_LINES)[-MAX_LINES:]:
-            line = f"{stamp} {raw[:MAX_LINE_CHARACTERS]}"
+            line = (version, f"{stamp} {raw[:MAX_LINE_CHARACTERS]}")
             ring.append(line)
             for follower in self._followers.get(function, ()):
                 if not follower.full():
@@ -51,24 +56,25 @@ class LogRings:
             self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return f"{self._second_text}.{int(moment_s * 1000) % 1000:03d}Z"
 
-    def tail(self, function: str, lines: int) -> tuple[str, ...]:
-        """Return the last `lines` lines, oldest first."""
-        ring = self._rings.get(function, deque())
-        return tuple(ring)[-lines:] if lines > 0 else ()
+    def tail(self, function: str, lines: int, since: int = 0) -> tuple[str, ...]:
+        """Return the last `lines` lines of the versions from `since` on, oldest first."""
+        found = [text for version, text in self._rings.get(function, ()) if version >= since]
+        return tuple(found[-lines:]) if lines > 0 else ()
 
-    async def follow(self, function: str, lines: int) -> AsyncIterator[tuple[str, ...]]:
-        """Yield the last `lines` lines, then new ones in batches, until closed."""
-        queue: asyncio.Queue[str] = asyncio.Queue(_FOLLOWER_BACKLOG)
+    async def follow(self, function: str, lines: int, since: int = 0) -> AsyncIterator[tuple[str, ...]]:
+        """Yield the last `lines` lines of versions from `since` on, then new ones, until closed."""
+        queue: asyncio.Queue[_Line] = asyncio.Queue(_FOLLOWER_BACKLOG)
         followers = self._followers.setdefault(function, set())
         followers.add(queue)
         try:
-            if past := self.tail(function, lines):
+            if past := self.tail(function, lines, since):
                 yield past
             while True:
                 batch = [await queue.get()]
                 while not queue.empty():
                     batch.append(queue.get_nowait())
-                yield tuple(batch)
+                if fresh := tuple(text for version, text in batch if version >= since):
+                    yield fresh
         finally:
             followers.discard(queue)
             if not followers:

@@ -239,7 +239,7 @@ class Node:
                 await run_in_thread(dependencies.tier.keep, image.image)
                 dependencies.changed()
         detail = f"image {image.image[:12]} from {arrival.source}"
-        dependencies.rings.add(request.function, f"warmed {detail}")
+        dependencies.rings.add(request.function, request.version, f"warmed {detail}")
         yield Acknowledged(detail=detail)
 
     async def _drop(self, request: DropImage) -> AsyncGenerator[Reply, None]:
@@ -260,10 +260,11 @@ class Node:
         yield Acknowledged()
 
     async def _tail(self, request: TailLogs) -> AsyncGenerator[Reply, None]:
+        wanted = (request.function, request.lines, request.since_version)
         if not request.follow:
-            yield LogChunk(lines=self._dependencies.rings.tail(request.function, request.lines))
+            yield LogChunk(lines=self._dependencies.rings.tail(*wanted))
             return
-        async for lines in self._dependencies.rings.follow(request.function, request.lines):
+        async for lines in self._dependencies.rings.follow(*wanted):
             yield LogChunk(lines=lines)
 
     async def _status(self) -> AsyncGenerator[Reply, None]:

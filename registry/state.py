@@ -107,14 +107,20 @@ class ClusterState(SecretState, Protocol):
         ...
 
     async def create_version(
-        self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+        self,
+        draft: FunctionVersion,
+        scaling: Scaling | None,
+        access: AccessStep = keep_access,
+        *,
+        unreserved: bool = False,
     ) -> FunctionVersion:
         """Store `draft` under the next free number and (atomically) make it current.
 
         `scaling=None` keeps the function's settings (defaults for a new function). `access` returns the
         access to store for the present one (None for a new function), or raises to refuse the version. A
         draft equal to the current version except for `version` and `created_at` creates no new version: the
-        current one is returned, with scaling and access updated.
+        current one is returned, with scaling and access updated. With `unreserved`, raises Conflict for a new
+        name that has secrets.
         """
         ...
 

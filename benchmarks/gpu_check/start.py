@@ -180,5 +180,5 @@ def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Pa
         scratch_dir=scratch,
         clock=clock,
         meter=GpuMeter("gpu-check", 1, lambda: time.monotonic_ns() // 1000, clock.wall_s()),
-        log_line=lambda function, line: None,
+        log_line=lambda function, version, line: None,
     )

@@ -64,8 +64,9 @@ class ClusterAdmin:
 
     async def logs(self, request: Request) -> ASGIApp:
         """Send log lines as text, with new ones if `follow=true`."""
-        name = await self._known(request)
-        found = self._services.cluster.logs(name, LINES.read(request), FOLLOW.read(request))
+        function = await managed_function(request, self._services)
+        since = min(function.versions)  # what came before is of a deleted function of this name
+        found = self._services.cluster.logs(function.name, since, LINES.read(request), FOLLOW.read(request))
 
         async def lines() -> AsyncGenerator[bytes, None]:
             async for line in found:

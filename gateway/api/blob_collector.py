@@ -18,6 +18,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _LEASE = "blobs"
 _LEASE_S = 60.0
+_MAX_PINS = 64  # of one blob
 _RETRY_S = 0.1
 _TRIES = 100
 _SWEEP_S = 3600.0
@@ -63,8 +64,10 @@ class BlobCollector:
     def pin(self, digests: Iterable[str]) -> None:
         """Pin blobs for one more deploy, for `grace_s` or until it is registered."""
         until = self._clock.monotonic_s() + self._grace_s
-        for digest in digests:
-            self._pinned.setdefault(digest, []).append(until)
+        for digest in set(digests):
+            pins = self._pinned.setdefault(digest, [])
+            pins.append(until)
+            del pins[:-_MAX_PINS]  # the latest hold it longest
 
     def renew_pins(self, digests: Iterable[str]) -> None:
         """Renew the pin of the deploy that uploads or loads these blobs."""

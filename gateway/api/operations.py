@@ -531,6 +531,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
 WATCHED = tuple(op for op in OPERATIONS if op.path in ("/livez", "/readyz", "/health", "/metrics"))
 _METRICS_APART: dict[str, dict[str, Any]] = {
     "/metrics": {"needs": Right.ADMIN},
+    "/readyz": {"handler": lambda to: to.system.readyz_status},
     "/health": {"handler": lambda to: to.system.status, "answer": answers.HealthStatus},
 }
 

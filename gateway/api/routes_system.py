@@ -41,6 +41,12 @@ class SystemRoutes:
             return json_response(Readiness(status="not ready", reasons=reasons), status=503)
         return json_response(Readiness(status="ready"))
 
+    async def readyz_status(self, request: Request) -> Response:
+        """Return of the readiness what a stranger may see."""
+        if self._reasons():
+            return json_response(Readiness(status="not ready"), status=503)
+        return json_response(Readiness(status="ready"))
+
     async def health(self, request: Request) -> Response:
         """Return a summary; 503 with the same body while not ready."""
         services, view = self._services, self._services.cluster.view()

@@ -36,6 +36,7 @@ class BlobRoutes:
         self._collector.pin(digests)
         blobs = self._services.blobs
         lacking = [digest for digest in digests if await blobs.size(digest) is None]
+        self._collector.unpin(lacking)  # an upload pins them: invented digests would fill the memory
         for digest in set(digests).difference(lacking):
             await blobs.touch(digest)  # for sweeps of other gateways, and of this one after a restart
         return MissingAnswer(missing=lacking)

@@ -297,12 +297,14 @@ class ClusterControl:
 
     # --- logs
 
-    async def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
+    async def logs(self, function: str, since_version: int, lines: int, follow: bool) -> AsyncIterator[str]:
         merged: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1024)
 
         async def read(node: str) -> None:
             try:
-                async with aclosing(self._calls.logs(node, function, lines, follow)) as read_lines:
+                async with aclosing(
+                    self._calls.logs(node, function, since_version, lines, follow)
+                ) as read_lines:
                     async for line in read_lines:
                         await merged.put(f"{node} | {line}")
             except ChannelError as error:

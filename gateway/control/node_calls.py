@@ -1,6 +1,7 @@
 """Calls of the control side to nodes: start, stop, warm, drop, logs, status."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ from gateway.cluster.state_cache import ClusterStateCache
 from gateway.planning.actions import StartAction, StopAction
 from gateway.planning.cast_publisher import CastPublisher
 from registry.config.function_secrets import SecretVault
-from registry.errors import ChannelClosed, ChannelError, RegistryError, RemoteError
+from registry.errors import ChannelClosed, ChannelError, InvalidRecord, NotFound, RegistryError, RemoteError
 from registry.messages.node import (
     DropImage,
     GetStatus,
@@ -33,6 +34,8 @@ from registry.records.function import FunctionVersion
 # How long a start waits for the first bytes on the node that it pulls the image from.
 _ARRIVAL_S = 30.0
 
+log = logging.getLogger(__name__)
+
 
 class SourceLost(RegistryError):
     """The node that was to provide the image did not receive it."""
@@ -49,7 +52,7 @@ class LoadingImage:
 class NodeCalls:
     """Calls to nodes. Raise ChannelClosed (node lost), RemoteError, for blobs NotFound and ImageError.
 
-    A start raises NotFound and InvalidRecord for secrets that are missing or cannot be decrypted.
+    A start raises NotFound for secrets that are missing or cannot be decrypted.
 
     A node that pulls an image from a node on which it is still loading is called after the first bytes
     arrived there: before that the source does not know the image, and the store would be read twice.
@@ -87,7 +90,7 @@ class NodeCalls:
             controller_incarnation=fence.incarnation,
             live=action.live,
             first_layer=action.first_layer,
-            secrets=await self._vault.values(version.function, version.secrets),
+            secrets=await self._secrets(version),
         )
         with self._arriving(version.image, action.node) as arrival:
             async with self._casts.joining(action.cast, action.node):
@@ -102,6 +105,14 @@ class NodeCalls:
                         started = isinstance(reply, InstanceStarted)
                 if not started:
                     raise RemoteError("internal", f"node {action.node} ended the start without a result")
+
+    async def _secrets(self, version: FunctionVersion) -> dict[str, str]:
+        try:
+            return await self._vault.values(version.function, version.secrets)
+        except (NotFound, InvalidRecord) as error:
+            log.warning("%s:%d cannot start: %s", version.function, version.version, error)
+            # Callers see this, of other tenants too.
+            raise NotFound("a secret that this version needs is not set, or cannot be decrypted") from None
 
     async def stop(self, action: StopAction) -> None:
         """Drain and stop an instance; return when it has stopped."""
@@ -121,7 +132,13 @@ class NodeCalls:
         image = await self._assets.image_ref(version, holders, cast)
         if image is None:
             return
-        request = WarmImage(image=image, function=version.function, pin=pin, preserve_pinned=preserve_pinned)
+        request = WarmImage(
+            image=image,
+            function=version.function,
+            version=version.version,
+            pin=pin,
+            preserve_pinned=preserve_pinned,
+        )
         with self._arriving(version.image, node) as arrival:
             async with self._casts.joining(cast, node):
                 await self._wait_for_source(version.image, holders)
@@ -150,9 +167,11 @@ class NodeCalls:
         except ChannelError:
             return
 
-    async def logs(self, node: str, function: str, lines: int, follow: bool) -> AsyncGenerator[str, None]:
+    async def logs(
+        self, node: str, function: str, since_version: int, lines: int, follow: bool
+    ) -> AsyncGenerator[str, None]:
         """Yield log lines of the function."""
-        request = TailLogs(function=function, lines=lines, follow=follow)
+        request = TailLogs(function=function, since_version=since_version, lines=lines, follow=follow)
         async with self._client(node).call(request) as replies:
             async for reply in replies:
                 if isinstance(reply, LogChunk):

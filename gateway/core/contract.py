@@ -136,6 +136,6 @@ class ClusterOperations(Protocol):
         """Drop the idle image from `gpu` or `host` of the named nodes (all if none named)."""
         ...
 
-    def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
-        """Yield log lines of the function from all nodes, each prefixed with its node."""
+    def logs(self, function: str, since_version: int, lines: int, follow: bool) -> AsyncIterator[str]:
+        """Yield log lines of the versions from `since_version` on, each prefixed with its node."""
         ...

@@ -147,7 +147,7 @@ class FakeCluster:
     async def drop(self, function: str, tier: str, on: Sequence[str]) -> None:
         self._ask("drop", function, tier, tuple(on))
 
-    async def logs(self, function: str, lines: int, follow: bool) -> AsyncIterator[str]:
+    async def logs(self, function: str, since_version: int, lines: int, follow: bool) -> AsyncIterator[str]:
         self._ask("logs", function, lines, follow)
         for line in self.lines:
             yield line

@@ -5,9 +5,11 @@ record without an outcome is a change that runs, or one of which the gateway die
 """
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import ceil
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +18,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.core.audit_writer import MAX_TARGET, AuditWriter
-from gateway.core.errors import ApiError, translate
+from gateway.core.errors import ApiError, TooMany, translate
 from gateway.core.request_context import RequestContext, request_context
+from gateway.core.rights import Right, may
 from gateway.core.settings import RequestLimits
 from gateway.http.drain import GatewayDraining
 from gateway.http.limits import ClientGone, decode, read_body
@@ -34,9 +37,10 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MAX_FIELDS = 24
 _MAX_FIELD_NAME = 48
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-# Refusals of known keys that are recorded: of each key one in this time, and of all at most so many.
-_REFUSAL_S = 60.0
+# In this time: refusals of known keys that are recorded, of each and in all, and changes of a tenant.
+_WINDOW_S = 60.0
 _MAX_REFUSALS = 20
+_MAX_TENANT_CHANGES = 120
 CLIENT_GONE = 499
 
 
@@ -49,12 +53,30 @@ class _RefusalBudget:
 
     def admit(self, key_id: str, now_s: float) -> bool:
         """Return whether a refusal of this key may be recorded now."""
-        if now_s - self.since_s >= _REFUSAL_S:
+        if now_s - self.since_s >= _WINDOW_S:
             self.since_s, self.keys = now_s, set()
         if key_id in self.keys or len(self.keys) >= _MAX_REFUSALS:
             return False
         self.keys.add(key_id)
         return True
+
+
+@dataclass(slots=True)
+class _TenantBudgets:
+    """The changes of each tenant in the present minute, so that none pushes others' out of the log."""
+
+    since_s: float = float("-inf")
+    changes: Counter[str] = field(default_factory=Counter)
+
+    def take(self, tenant: str, now_s: float) -> None:
+        """Count a change. Raises TooMany."""
+        if now_s - self.since_s >= _WINDOW_S:
+            self.since_s, self.changes = now_s, Counter()
+        if self.changes[tenant] >= _MAX_TENANT_CHANGES:
+            left_s = self.since_s + _WINDOW_S - now_s
+            message = f"more than {_MAX_TENANT_CHANGES} changes of {tenant} in a minute"
+            raise TooMany(message, code="rate_limit_exceeded", retry_after_s=ceil(left_s))
+        self.changes[tenant] += 1
 
 
 class ChangeLog:
@@ -66,6 +88,7 @@ class ChangeLog:
         self._metrics = metrics
         self._limits = limits
         self._refusals = _RefusalBudget()
+        self._tenants = _TenantBudgets()
 
     def recorded(self, operation: Operation[Any], handler: Handler) -> Handler:
         """Return the handler of an operation, with its calls recorded if it makes changes."""
@@ -74,6 +97,11 @@ class ChangeLog:
             return handler
 
         async def handle(request: Request) -> object:
+            key = request_context(request.scope).caller
+            if not may(key, Right.ADMIN):
+                if operation.streamed_body:  # bytes without a name: the deploy that uses them is recorded
+                    return await handler(request)
+                self._tenants.take(key.tenant, self._clock.monotonic_s())
             entry, request = await self._described_with_body(operation, audit, request)
             await self._writer.begin(entry)
             change = _Change(self._writer, entry.id, request_context(request.scope))
@@ -107,10 +135,11 @@ class ChangeLog:
         request = Request(request.scope, _replayed(body, request.receive))
         try:
             given = decode(body, _FIELDS, self._limits) if body else {}
-        except ApiError:  # the handler refuses it
+            target = entry.target or _text(given.get(audit.target))
+            fields = dict(islice(_sizes(given), _MAX_FIELDS))
+        except (ApiError, msgspec.DecodeError, UnicodeDecodeError):  # the handler refuses it
             return entry, request
-        target = entry.target or _text(given.get(audit.target))
-        return replace(entry, target=target, fields=dict(islice(_sizes(given), _MAX_FIELDS))), request
+        return replace(entry, target=target, fields=fields), request
 
     def _described(self, audit: Audit, scope: Scope, context: RequestContext) -> AuditEntry:
         key, client = context.key, scope.get("client")

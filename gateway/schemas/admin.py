@@ -135,7 +135,7 @@ class PutSecret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MissingBlobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    digests: Annotated[list[Digest], Meta(max_length=65_536)]
+    digests: Annotated[list[Digest], Meta(max_length=8192)]
 
 
 class MissingAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -205,7 +205,8 @@ class Instances:
 
     def _log(self, instance: Instance, line: str) -> None:
         log.info("instance %s of %s: %s", instance.id, instance.request.function, line)
-        self._context.log_line(instance.request.function, f"instance {instance.id}: {line}")
+        request = instance.request
+        self._context.log_line(request.function, request.version, f"instance {instance.id}: {line}")
 
     def _forget_oldest(self) -> None:
         ended = [one.id for one in self._instances.values() if one.life.final]

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from invoker.base.errors import HandlerNotAllowed, InvalidWork, OutOfDeviceMemory, StartFailed
@@ -45,7 +46,7 @@ class InstanceContext:
     scratch_dir: Path
     clock: Clock
     meter: GpuMeter
-    log_line: Callable[[str, str], None]  # function name, line for its log
+    log_line: Callable[[str, int, str], None]  # function, version, line for its log
 
 
 async def start(instance: Instance, context: InstanceContext) -> None:
@@ -92,7 +93,8 @@ async def _start_handler(instance: Instance, context: InstanceContext) -> None:
     if spec.builtin or context.make_handler is None:
         handler = make_builtin(spec.function)
     else:
-        handler = context.make_handler(lambda line: context.log_line(request.function, f"[handler] {line}"))
+        log_line = partial(context.log_line, request.function, request.version)
+        handler = context.make_handler(lambda line: log_line(f"[handler] {line}"))
     instance.handler = handler
     await handler.start(request.assets, spec, context.scratch_dir, request.secrets)
     _enter_phase(instance, "ready", context)
@@ -197,6 +199,7 @@ async def _load_image(
         loaded = True
         context.log_line(
             instance.request.function,
+            instance.request.version,
             f"instance {instance.id}: {image.nbytes} bytes from {arrival.source}, "
             f"copied to {context.arena.device} at {copied.gb_per_s:.2f} GB/s",
         )

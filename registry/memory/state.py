@@ -41,6 +41,7 @@ from registry.records.function_changes import (
     no_version,
     plan_current,
     plan_version,
+    reserved,
 )
 from registry.records.instance import TRANSITIONS, InstanceRecord
 from registry.records.live import LiveRecord
@@ -143,13 +144,21 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
         return self._config.check_readable()
 
     async def create_version(
-        self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+        self,
+        draft: FunctionVersion,
+        scaling: Scaling | None,
+        access: AccessStep = keep_access,
+        *,
+        unreserved: bool = False,
     ) -> FunctionVersion:
         name = draft.function
         head = self._heads.get(name)
         current = self._versions[name, head.current] if head else None
         known = KnownFunction(head=head, current=current, last=self._last_versions.get(name, 0))
         planned = plan_version(known, draft, scaling, access)
+        if unreserved and head is None and name in self._secrets:
+            raise reserved(name)
+        self._raise_schema(planned.result.schema)
         if planned.is_new:
             self._versions[name, planned.result.version] = planned.result
             self._last_versions[name] = planned.result.version

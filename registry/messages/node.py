@@ -114,6 +114,7 @@ class WarmImage(Message, frozen=True, kw_only=True):
 
     image: ImageRef
     function: str = ""
+    version: int = 0
     pin: bool = False
     preserve_pinned: bool = False
 
@@ -204,9 +205,13 @@ class InvokeHandler(Message, frozen=True, kw_only=True):
 
 
 class TailLogs(Message, frozen=True, kw_only=True):
-    """A request for log lines of a function on this node; with `follow`, new ones until cancelled."""
+    """A request for log lines of a function on this node; with `follow`, new ones until cancelled.
+
+    Lines of versions before `since_version` are of a function of the same name that was deleted.
+    """
 
     function: str
+    since_version: int = 0
     lines: int = 100
     follow: bool = False
 

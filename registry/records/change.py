@@ -61,7 +61,7 @@ class FunctionChanged:
 
     @property
     def schema(self) -> int:
-        return self.function.schema
+        return max(self.function.schema, self.version.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,11 @@ class FunctionVersion:
     revision: str = ""
 
     @property
+    def schema(self) -> int:
+        """The schema that the record needs: an earlier release would drop the names of secrets."""
+        return TENANCY_SCHEMA if self.secrets else BASE_SCHEMA
+
+    @property
     def runs_user_code(self) -> bool:
         """Whether the version has custom code, which only nodes with --allow-handlers run."""
         return self.task is FunctionTask.HANDLER and not self.architecture.startswith(BUILTIN_PREFIX)

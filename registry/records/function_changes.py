@@ -6,7 +6,7 @@ Both states apply what these return by compare-and-set on the head that was read
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from registry.errors import NotFound
+from registry.errors import Conflict, NotFound
 from registry.records.function import OPEN_ACCESS, Access, Function, FunctionVersion, Scaling, check_name
 
 AccessStep = Callable[[Access | None], Access]
@@ -73,6 +73,10 @@ def plan_current(head: Function, number: int) -> Function:
     if number not in head.versions:
         raise NotFound(f"function {head.name} has no version {number}")
     return replace(head, current=number)
+
+
+def reserved(name: str) -> Conflict:
+    return Conflict(f"the name {name!r} has secrets, so only an administrator deploys it first")
 
 
 def no_function(name: str) -> NotFound:

@@ -16,6 +16,7 @@ from registry.records.function_changes import (
     no_version,
     plan_current,
     plan_version,
+    reserved,
 )
 from registry.records.secret import FunctionSecrets
 from registry.redis.connections import LuaScript
@@ -24,11 +25,13 @@ from registry.redis.store import RedisStore, change_script, feed_entry, ordered
 # Replace a function's head (and versions) if head and last number are still those that the caller read, as
 # the fence against a concurrent writer. An empty head or version deletes.
 # KEYS feed functions versions last-versions secrets
-# ARGV length name old-head old-last new-head new-last kind change (version-field version)*
+# ARGV length name old-head old-last new-head new-last kind change unreserved (version-field version)*
+# With "unreserved", -1 for a new name that has secrets.
 _SWAP = change_script(
     """
 if (redis.call('HGET', KEYS[2], ARGV[2]) or '') ~= ARGV[3] then return 0 end
 if (redis.call('HGET', KEYS[4], ARGV[2]) or '0') ~= ARGV[4] then return 0 end
+if ARGV[9] ~= '' and ARGV[3] == '' and redis.call('HEXISTS', KEYS[5], ARGV[2]) == 1 then return -1 end
 if ARGV[5] == '' then
   redis.call('HDEL', KEYS[2], ARGV[2])
   redis.call('HDEL', KEYS[5], ARGV[2])
@@ -36,7 +39,7 @@ else
   redis.call('HSET', KEYS[2], ARGV[2], ARGV[5])
 end
 redis.call('HSET', KEYS[4], ARGV[2], ARGV[6])
-for i = 9, #ARGV, 2 do
+for i = 10, #ARGV, 2 do
   if ARGV[i + 1] == '' then
     redis.call('HDEL', KEYS[3], ARGV[i])
   else
@@ -67,7 +70,12 @@ class RedisFunctions(RedisStore):
     """Functions, their versions and secrets."""
 
     async def create_version(
-        self, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+        self,
+        draft: FunctionVersion,
+        scaling: Scaling | None,
+        access: AccessStep = keep_access,
+        *,
+        unreserved: bool = False,
     ) -> FunctionVersion:
         name = draft.function
         while True:
@@ -76,9 +84,9 @@ class RedisFunctions(RedisStore):
             if planned.head == known.head:
                 return planned.result
             change = FunctionChanged(function=planned.head, version=planned.result)
-            encoded = encode_marked(planned.result, planned.head.schema)
+            encoded = encode_marked(planned.result, change.schema)
             new = {planned.result.version: encoded} if planned.is_new else {}
-            if await self._swap(name, raw, known.last, planned.head, change, new):
+            if await self._swap(name, raw, known.last, planned.head, change, new, unreserved=unreserved):
                 return planned.result
 
     async def function(self, name: str) -> Function:
@@ -199,12 +207,17 @@ class RedisFunctions(RedisStore):
         new: Function | None,
         change: FunctionChanged | FunctionDeleted,
         versions: Mapping[int, bytes],
+        *,
+        unreserved: bool = False,
     ) -> bool:
         fields = [part for number, raw in versions.items() for part in (keys.version(name, number), raw)]
         head, highest = b"", max(last, *versions) if versions else last
-        if new is not None:
-            await self._raise_schema(new.schema)
+        if new is not None and isinstance(change, FunctionChanged):
+            await self._raise_schema(change.schema)
             head = encode_marked(new, new.schema)
         found = [keys.FUNCTIONS, keys.VERSIONS, keys.LAST_VERSIONS, keys.SECRETS]
-        entry = feed_entry(change)
-        return bool(await self._change(_SWAP, found, name, old, last, head, highest, *entry, *fields))
+        entry, flag = feed_entry(change), b"1" if unreserved else b""
+        done = await self._change(_SWAP, found, name, old, last, head, highest, *entry, flag, *fields)
+        if done == -1:
+            raise reserved(name)
+        return bool(done)

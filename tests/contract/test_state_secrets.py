@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
+from registry.errors import Conflict
+from registry.records.schema import BASE_SCHEMA, TENANCY_SCHEMA
 from registry.records.secret import FunctionSecrets, SealedSecret
-from registry.state import State
+from registry.state import ClusterConfig, State
 from tests.fixtures.registry_records import draft
 
 TOKEN = SealedSecret(key="TOKEN", nbytes=6, set_at=1.5, sealed=b"\0\xff secret")
@@ -29,3 +33,21 @@ async def test_secrets_end_with_their_function(state: State) -> None:
     assert (await state.function_secrets("tiny")).get("TOKEN") == TOKEN
     await state.delete_function("tiny")
     assert await state.functions_with_secrets() == []
+
+
+async def test_a_new_name_with_secrets_is_reserved(state: State) -> None:
+    known = await state.function_secrets("tiny")
+    assert await state.replace_secrets(known, known.put(TOKEN))
+    with pytest.raises(Conflict, match="has secrets"):
+        await state.create_version(draft(), None, unreserved=True)
+    assert (await state.create_version(draft(), None)).version == 1
+    assert (await state.create_version(draft(dtype="float16"), None, unreserved=True)).version == 2
+
+
+async def test_a_version_with_secrets_raises_the_schema(state: State) -> None:
+    await state.cluster_config(ClusterConfig(cluster_id="c", store_url="/store"))
+    await state.create_version(draft(), None)
+    assert (await state.cluster_config()).schema == BASE_SCHEMA
+    await state.create_version(draft(secrets=("K",)), None)
+    assert (await state.cluster_config()).schema == TENANCY_SCHEMA
+    assert (await state.version("tiny")).secrets == ("K",)

@@ -9,8 +9,10 @@ import pytest
 
 from gateway.api.operations import OPERATIONS
 from gateway.schemas.operations import Operation
+from registry.config.secrets import new_api_key
 from registry.errors import StateUnavailable
 from registry.memory.state import MemoryState
+from registry.records.api_key import KeyRole
 from registry.records.audit import AuditEntry, AuditLogName, AuditOutcome
 from registry.records.function import FunctionTask
 from tests.fixtures.gateway_http import Gateway, gateway
@@ -220,3 +222,21 @@ async def test_the_log_is_read_in_pages_and_by_key_operation_and_period() -> Non
         assert await entries(gw, until=1) == [] and len(await entries(gw, since=1)) == 14
         assert (await http.get("/admin/audit", params={"cursor": "x"})).status_code == 422
         assert (await http.get("/admin/audit", params={"limit": 1001})).status_code == 422
+
+
+async def test_a_tenant_cannot_push_others_changes_out_of_the_log() -> None:
+    made = new_api_key("acme", KeyRole.DEPLOYER, "ci")
+    async with gateway() as gw, gw.http(made.plaintext) as http:
+        await gw.state.put_key(made.key)
+        statuses = [(await http.delete(f"/admin/functions/no-{n}")).status_code for n in range(150)]
+        assert statuses == [404] * 120 + [429] * 30
+        async with gw.http() as admin:
+            for _ in range(150):
+                assert (await admin.delete("/admin/functions/nope")).status_code == 404
+
+
+@pytest.mark.parametrize("body", [b'{"name":"\xff"}', b'{"name":"x","scaling":{"k\xff":1}}'])
+async def test_a_body_that_is_not_utf8_is_refused_as_by_any_route(body: bytes) -> None:
+    async with gateway() as gw, gw.http() as http:
+        refused = await http.post("/admin/functions", content=body)
+        assert refused.status_code in (400, 422), refused.text

@@ -50,6 +50,14 @@ async def test_strangers_see_no_names_on_the_port_of_the_clients() -> None:
         assert (await apart.get("/readyz")).status_code == 200
 
 
+async def test_strangers_do_not_see_why_it_is_not_ready() -> None:
+    async with with_metrics_port(expect_nodes=2) as (gw, apart):
+        async with httpx2.AsyncClient(base_url=gw.url, trust_env=False) as http:
+            refused = await http.get("/readyz")
+        assert refused.status_code == 503 and refused.json() == {"status": "not ready"}
+        assert (await apart.get("/readyz")).json()["reasons"] == ["0 of 2 nodes have joined"]
+
+
 async def test_the_metrics_port_serves_nothing_else() -> None:
     async with with_metrics_port() as (gw, apart):
         key = {"authorization": f"Bearer {gw.admin_key}"}

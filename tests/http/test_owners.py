@@ -9,6 +9,7 @@ import httpx2
 
 from registry.config.secrets import new_api_key
 from registry.records.api_key import KeyRole
+from registry.records.function import FunctionVersion
 from tests.fixtures.deploy_drafts import draft
 from tests.fixtures.gateway_http import Gateway, byte_tokenizer, gateway
 
@@ -164,6 +165,22 @@ async def test_a_name_with_an_administrators_secrets_is_taken() -> None:
         refused = await all_.deploy("acme deployer", "reserved")
         assert refused.status_code == 409 and refused.json()["error"]["code"] == "name_taken"
         assert (await all_.deploy("admin", "reserved")).status_code == 201
+
+
+async def test_secrets_that_are_set_during_a_deploy_take_the_name() -> None:
+    async with tenants() as all_:
+        control = all_.gw.cluster
+        host_copy = control.ensure_host_copy
+
+        async def slowly(version: FunctionVersion) -> None:
+            await host_copy(version)
+            put = "/admin/functions/reserved/secrets/TOKEN"
+            assert (await all_["admin"].put(put, json={"value": "hidden"})).status_code == 200
+
+        control.ensure_host_copy = slowly  # type: ignore[method-assign]
+        assert (await all_.deploy("acme deployer", "reserved")).status_code == 409
+        control.ensure_host_copy = host_copy  # type: ignore[method-assign]
+        assert (await all_["admin"].get("/admin/functions/reserved")).status_code == 404
 
 
 async def test_two_tenants_that_deploy_one_name_at_once() -> None:

@@ -157,7 +157,7 @@ async def test_ensure_host_copy_joins_what_is_under_way_and_tries_elsewhere() ->
 async def test_logs_are_merged_and_prefixed() -> None:
     async with open_cluster(2) as cluster:
         await cluster.deploy()
-        lines = [line async for line in cluster.control.cluster.logs("f", 10, False)]
+        lines = [line async for line in cluster.control.cluster.logs("f", 1, 10, False)]
         assert sorted(lines) == ["n0 | a line of f", "n1 | a line of f"]
 
 
