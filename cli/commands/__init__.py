@@ -16,6 +16,7 @@
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
 - `scaling`: scale, warm, evict
+- `secret`: the cluster's secret
 - `up`: start a platform
 - `usage`: use and cost
 """

@@ -6,6 +6,7 @@
 - `handler_spec`: what it declares of a handler: its function, environment and limits
 - `option_types`: flags and the types of their values
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once
+- `rotation`: a new secret for the cluster without a stop
 - `secrets`: API keys and the cluster's secret
 - `tls`: the files of TLS by connection, from the options
 """
