@@ -31,7 +31,7 @@ COMMANDS = {
     "usage": ("cli.commands.usage", "Show use and cost."),
     "gpu-time": ("cli.commands.gpu_time", "Show GPU time: used, loading, idle."),
     "prices": ("cli.commands.prices", "Show and set prices."),
-    "keys": ("cli.commands.keys", "Create, list, limit and revoke API keys."),
+    "keys": ("cli.commands.keys", "Create, list, limit, rotate and revoke API keys."),
     "secret": ("cli.commands.secret", "Rotate the secret of the cluster."),
     "plan": ("cli.commands.plan", "Plan a transfer of a model to many nodes, step by step."),
     "pack": ("cli.commands.pack", "Pack a checkpoint into a folder that `deploy` accepts."),

@@ -284,6 +284,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         failures=(404, 409),
     ),
     Operation(
+        "post",
+        "/admin/keys/{key_id}/rotate",
+        lambda to: to.keys.rotate_key,
+        "Create a key like this one, which then expires",
+        answers.RotatedKey,
+        body=admin.RotateKey,
+        parameters=(p.KEY_ID,),
+        status=201,
+        failures=(404, 409),
+    ),
+    Operation(
         "delete",
         "/admin/keys/{key_id}",
         lambda to: to.keys.revoke_key,

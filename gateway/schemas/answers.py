@@ -155,6 +155,7 @@ NodeView = _like(
 NodeList = msgspec.defstruct("NodeList", [("nodes", list[NodeView])])  # type: ignore[valid-type]
 KeyView = _like(ApiKey, "KeyView", without="digest", extra=[("spent_nanos", int | None)])
 NewKey = _like(ApiKey, "NewKey", without="digest", extra=[("key", str)])
+RotatedKey = _like(ApiKey, "RotatedKey", without="digest", extra=[("key", str), ("former_expires_at", float)])
 KeyList = msgspec.defstruct("KeyList", [("keys", list[KeyView])])  # type: ignore[valid-type]
 
 

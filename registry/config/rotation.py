@@ -32,7 +32,7 @@ def rotate_secret(path: Path) -> None:
     held = _read(path)
     if len(held) > 1:
         raise Conflict(f"{path} has two secrets already: finish that rotation first (--finish)")
-    _replace(path, (secrets.token_hex(32).encode(), *held))
+    replace_secret(path, (secrets.token_hex(32).encode(), *held))
 
 
 def finish_rotation(path: Path) -> None:
@@ -40,15 +40,14 @@ def finish_rotation(path: Path) -> None:
     held = _read(path)
     if len(held) == 1:
         raise Conflict(f"{path} has one secret: there is no rotation to finish")
-    _replace(path, held[:1])
+    replace_secret(path, held[:1])
 
 
-def _read(path: Path) -> tuple[bytes, ...]:
-    return parse_secrets(path.read_text(), str(path))
+def replace_secret(path: Path, held: Sequence[bytes]) -> None:
+    """Replace a secret file as a whole; its owner stays, and whether its group reads it.
 
-
-def _replace(path: Path, held: Sequence[bytes]) -> None:
-    """Replace a secret file as a whole; its owner stays, and whether its group reads it."""
+    Raises OSError.
+    """
     path = path.resolve()  # a rename would replace a link, and not what it points to
     former = path.stat()
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
@@ -67,3 +66,7 @@ def _replace(path: Path, held: Sequence[bytes]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _read(path: Path) -> tuple[bytes, ...]:
+    return parse_secrets(path.read_text(), str(path))
