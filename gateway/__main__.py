@@ -123,7 +123,7 @@ async def run(settings: GatewaySettings) -> None:
                 settings=ControlSettings(
                     cast_plan=settings.cast_plan,
                     link_bytes_s=settings.link_bytes_s,
-                    cluster_secrets=(settings.secret,),
+                    cluster_secret=settings.secret,
                 ),
                 daily_archive=partial(DailyArchive, archive.archiver, audit=audit),
             )

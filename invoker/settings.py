@@ -12,12 +12,14 @@ from invoker.base.errors import SettingsError
 from invoker.emulated.profiles import find_device
 from invoker.handlers.confine import CEILINGS, Sandbox
 from invoker.kv.choice import KvPolicy
+from rdmacast.protocol.handshake import Secret, secrets_of
 from registry.config.command_line import parse_options, process_command
 from registry.config.emulation import is_emulated, parse_device
 from registry.config.function_yaml import parse_handler_limits
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
-from registry.config.secrets import load_or_create_secret, redis_password, secret_beside
+from registry.config.rotation import cluster_secret
+from registry.config.secrets import redis_password, secret_beside
 from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
 from registry.redis.sentinel import SCHEME as SENTINEL
@@ -67,7 +69,7 @@ class Settings:
 
     redis_url: str
     redis_wait_replicas: int
-    secret: bytes
+    secret: Secret = field(repr=False)
     redis_password: str = field(repr=False)
     node_id: str
     host_id: str
@@ -99,6 +101,11 @@ class Settings:
     kv_moves: KvPolicy
     journal_dir: Path | None
     log_level: str
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The cluster's secrets that are valid now, the newest first."""
+        return secrets_of(self.secret)
 
 
 COMMAND = process_command(PlatformCommand.INVOKER, HELP)
@@ -174,12 +181,12 @@ def check_confinable(missing: Sequence[str]) -> None:
         )
 
 
-def _secret(path: Path | None, environ: Mapping[str, str]) -> bytes:
+def _secret(path: Path | None, environ: Mapping[str, str]) -> Secret:
     # A node joins a cluster: it must not create a secret that the gateway does not have.
     if path is not None and not path.is_file():
         raise SettingsError(f"--secret-file {path}: no such file (the gateway creates it at its first start)")
     try:
-        return load_or_create_secret(path, environ)
+        return cluster_secret(path, environ)
     except (InvalidRecord, OSError) as error:
         raise SettingsError(str(error)) from error
 

@@ -17,6 +17,7 @@
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
 - `scaling`: scale, warm, evict
+- `secret`: the cluster's secret
 - `secrets`: secrets of functions
 - `share`: owners of functions, and the tenants that may call them
 - `up`: start a platform

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,8 @@ from cli.output import emit_record, emit_rows
 from cli.progress import note
 from cli.tables import Column, Row
 from cli.values import age_of, utc
+from registry.config.rotation import replace_secret
+from registry.config.secrets import parse_key
 from registry.errors import InvalidRecord
 from registry.records.api_key import KeyRole, SpendPeriod
 from registry.records.quota import SpendLimit, money, parse_spend_limit
@@ -112,7 +115,7 @@ def spent(key: Row) -> str:
 
 @click.group("keys")
 def keys_command() -> None:
-    """Create, list, limit and revoke API keys. Only a hash of a key is stored.
+    """Create, list, limit, rotate and revoke API keys. Only a hash of a key is stored.
 
     \b
     Examples:
@@ -248,6 +251,41 @@ def shown_key(key: Row) -> list[tuple[str, str]]:
             none if key["spend_limit"] is None else f"{key['spend_limit']} ({spent(key)} spent)",
         ),
     ]
+
+
+@keys_command.command("rotate")
+@click.argument("key_id")
+@click.option(
+    "--grace", type=DURATION, default="24h", show_default=True, help="How long the former key still works."
+)
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path),
+    help="File of the former key, such as admin.key, to rewrite.",
+)
+@output_option
+@client_options
+def rotate(key_id: str, grace: float, key_file: Path | None, form: str, client: Client) -> None:
+    """Create a key like another, which then expires, and print it. It cannot be shown again.
+
+    Tenant, name, role, functions, limits and lifetime are the same; what is spent is counted anew.
+
+    \b
+    Examples:
+      hypercast keys rotate 3f9a…
+      hypercast keys rotate 3f9a… --grace 1h --key-file data/admin.key
+    """
+    if key_file is not None and parse_key(key_file.read_text()).id != key_id:
+        raise UsageError(f"{key_file} holds another key than {key_id}")
+    made = client.json("POST", f"/admin/keys/{segment(key_id)}/rotate", json={"grace_s": grace})
+    if form in ("json", "csv"):
+        emit_record(complete(made, time.time()), form)
+    else:
+        note(f"key {made['id']} replaces {key_id}; it cannot be shown again:")
+        click.echo(made["key"])
+    if key_file is not None:
+        replace_secret(key_file, (made["key"].encode(),))
+    note(f"{key_id} works until {utc(made['former_expires_at'])}; replace it wherever it is in use")
 
 
 @keys_command.command("revoke")

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from gateway.api.bodies import read_json
 from gateway.core.errors import ApiError, BadRequest, Unprocessable
 from gateway.requests.services import Services
-from gateway.schemas.admin import CreateKey, CreateRate, PatchKey
-from gateway.schemas.answers import KeyList, KeyView, NewKey, RateList, view
-from registry.config.secrets import new_api_key
-from registry.errors import Conflict
+from gateway.schemas.admin import CreateKey, CreateRate, PatchKey, RotateKey
+from gateway.schemas.answers import KeyList, KeyView, NewKey, RateList, RotatedKey, view
+from registry.config.secrets import check_usable, new_api_key
+from registry.errors import Conflict, KeyRefused
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
 from registry.records.function import check_name
 from registry.records.usage import PriceRate
@@ -28,6 +28,7 @@ class KeyAdmin:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._create = msgspec.json.Decoder(CreateKey)
+        self._rotate = msgspec.json.Decoder(RotateKey)
         self._patch = msgspec.json.Decoder(PatchKey)
         self._rate = msgspec.json.Decoder(CreateRate)
 
@@ -67,6 +68,25 @@ class KeyAdmin:
         payload = await read_json(request, self._services, self._patch)
         key = await self._replace(request.path_params["key_id"], payload.applied)
         return await self._with_spending(key)
+
+    async def rotate_key(self, request: Request) -> msgspec.Struct:
+        """Create a key like another, of the same lifetime; the other one expires after the grace period."""
+        payload = await read_json(request, self._services, self._rotate)
+        now = self._services.clock.wall_s()
+        former = _usable(await self._services.state.key(request.path_params["key_id"]), now)
+        made = new_api_key(former.tenant, former.role, former.name, clock=self._services.clock)
+        ends = former.expires_at
+        key = dataclasses.replace(
+            former,
+            id=made.key.id,
+            digest=made.key.digest,
+            created_at=made.key.created_at,
+            expires_at=None if ends is None else now + ends - former.created_at,
+        )
+        # In this order: a failure leaves a key that nobody has, and not a former one that ends unreplaced.
+        await self._services.state.put_key(key)
+        former = await self._replace(former.id, lambda before: _expiring(before, now + payload.grace_s))
+        return view(RotatedKey, key, key=made.plaintext, former_expires_at=former.expires_at)
 
     async def revoke_key(self, request: Request) -> msgspec.Struct:
         """Revoke a key, but not the last admin key that works. Idempotent."""
@@ -123,6 +143,17 @@ class KeyAdmin:
             now = self._services.clock.wall_s()
             spent = await self._services.state.spent_nanos(key.id, key.spend_period, now)
         return view(KeyView, key, spent_nanos=spent)
+
+
+def _usable(key: ApiKey, now_s: float) -> ApiKey:
+    try:
+        return check_usable(key, now_s)
+    except KeyRefused as error:
+        raise Conflict(f"{error}: create a new one") from error
+
+
+def _expiring(key: ApiKey, at_s: float) -> ApiKey:
+    return dataclasses.replace(key, expires_at=min(at_s, key.expires_at or math.inf))
 
 
 def _is_working_admin(key: ApiKey, now_s: float) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 
 from gateway.cluster.node_client import Dial, NodeCall, NodeClient
+from rdmacast.protocol.handshake import Secret
 from registry.channel.client import Channel
 from registry.errors import ChannelClosed
 from registry.messages.node import Request
@@ -21,7 +22,7 @@ class NodeChannel:
         return f"<ChannelClient {self._channel!r}>"
 
     @classmethod
-    async def connect(cls, url: str, secret: bytes, tls: ssl.SSLContext | None = None) -> "NodeChannel":
+    async def connect(cls, url: str, secret: Secret, tls: ssl.SSLContext | None = None) -> "NodeChannel":
         """Dial and authenticate. Raises ChannelError."""
         client = cls()
         client._channel = await Channel.connect(url, secret, tls=tls, on_closed=client._on_closed)
@@ -42,7 +43,7 @@ class NodeChannel:
         self._closed.set()
 
 
-def channel_dialer(secret: bytes, tls: ssl.SSLContext | None = None) -> Dial:
+def channel_dialer(secret: Secret, tls: ssl.SSLContext | None = None) -> Dial:
     """Return a dialer for the channel address of node records, authenticated by the cluster's secret."""
 
     async def dial(record: NodeRecord) -> NodeClient:

@@ -38,6 +38,7 @@ from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
 from gateway.planning.replicator import Replicator
+from rdmacast.protocol.handshake import Secret
 from registry.clock import Clock, SystemClock
 from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
@@ -49,7 +50,7 @@ class ControlSettings:
     """Settings of the control side.
 
     `cast_plan` forces one planner on all casts, for experiments. `link_bytes_s` is the assumed rate of links
-    that no cast has measured. `cluster_secrets` decrypt the secrets of functions.
+    that no cast has measured. `cluster_secret` decrypts the secrets of functions.
     """
 
     lease_ttl_s: float = LEASE_TTL_S
@@ -59,7 +60,7 @@ class ControlSettings:
     planner: PlannerSettings = field(default_factory=PlannerSettings)
     cast_plan: FixedPlan | None = None
     link_bytes_s: float | None = None
-    cluster_secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    cluster_secret: Secret = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +198,7 @@ def _assemble(
         cluster, channels, progress, admission, loads, work, settings=settings.dispatch
     )
     assets = StartAssets(blobs)
-    vault = SecretVault(state, settings.cluster_secrets)
+    vault = SecretVault(state, settings.cluster_secret)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state), vault)
     publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)
     live = LiveCoordinator(state_cache, channels, assets, publisher)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from gateway.core.contract import Deadlines
 from gateway.core.fixed_plan import FixedPlan, parse_fixed_plan
+from rdmacast.protocol.handshake import Secret, secrets_of
 from registry.config.command_line import parse_options, process_command
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
-from registry.config.secrets import load_or_create_secret, make_private, redis_password
+from registry.config.rotation import cluster_secret
+from registry.config.secrets import make_private, redis_password
 from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
 
@@ -81,7 +83,7 @@ class GatewaySettings:
     redis_url: str = ""
     store: str = ""
     redis_wait_replicas: int = 0
-    secret: bytes = b""
+    secret: Secret = field(default=b"", repr=False)
     redis_password: str = field(default="", repr=False)
     tls: TlsSettings = field(default_factory=TlsSettings)
     admin_key_file: Path | None = None
@@ -100,6 +102,11 @@ class GatewaySettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The cluster's secrets that are valid now, the newest first."""
+        return secrets_of(self.secret)
 
     @property
     def scheme(self) -> str:
@@ -126,7 +133,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         make_private(data)
     secret_file = options.secret_file or (data and data / "cluster.secret")
     try:
-        secret = load_or_create_secret(secret_file, environ)
+        secret = cluster_secret(secret_file, environ)
     except (InvalidRecord, OSError) as error:
         raise InvalidRecord(f"{error} (flag --secret-file)") from error
     planner = options.cast_planner

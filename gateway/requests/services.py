@@ -94,6 +94,6 @@ def make_services(
         assets=AssetCache(blobs),
         biller=biller,
         executors=make_executors(),
-        vault=SecretVault(state, (settings.secret,)),
+        vault=SecretVault(state, settings.secret),
         changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

@@ -176,6 +176,12 @@ class PatchKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return dataclasses.replace(key, **given)
 
 
+class RotateKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """For how long the former key still works."""
+
+    grace_s: Seconds = 86400.0
+
+
 class ArchiveUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which days to archive: those (UTC) that ended by `before`, in Unix seconds; null: all closed ones."""
 

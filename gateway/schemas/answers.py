@@ -193,6 +193,7 @@ AuditAnswer = msgspec.defstruct(
     "AuditAnswer",
     [("entries", list[AuditView]), ("next", str)],  # type: ignore[valid-type]
 )
+RotatedKey = _like(ApiKey, "RotatedKey", without="digest", extra=[("key", str), ("former_expires_at", float)])
 KeyList = msgspec.defstruct("KeyList", [("keys", list[KeyView])])  # type: ignore[valid-type]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from invoker.links.framing import FrameFormat, FrameReader, LinkFrame, LinkLost, MessageT, new_buffer
 from rdmacast.address import parse_url
 from rdmacast.errors import CastError
-from rdmacast.protocol.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.protocol.handshake import ClientHandshake, Handshake, Secret, ServerHandshake, Service
 from registry.channel.priority import make_urgent
 
 SERVICE = Service("stages", 1)
@@ -43,7 +43,7 @@ def local_name(url: str) -> str:
 def dial(
     url: str,
     key: StageKey,
-    secret: bytes,
+    secret: Secret,
     *,
     same_host: bool,
     tls: ssl.SSLContext | None,
@@ -68,7 +68,7 @@ def dial(
 
 
 def admit(
-    accepted: socket.socket, secret: bytes, tls: ssl.SSLContext | None
+    accepted: socket.socket, secret: Secret, tls: ssl.SSLContext | None
 ) -> tuple[socket.socket, StageKey]:
     """Authenticate a peer and return its socket (wrapped if TLS is on) and the stage it asks for.
 

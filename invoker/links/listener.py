@@ -16,6 +16,7 @@ from invoker.links.kv_link import receive_kv, send_kv
 from invoker.links.link import StageKey, admit, dial, local_name, reply
 from rdmacast.address import TcpAddress
 from rdmacast.aio.threads import run_in_daemon_thread
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.tls import NodeTls
 from registry.messages.live import KvStage
 
@@ -31,7 +32,7 @@ class StageListener:
     Nodes with an equal `host` are reached by Unix socket. Belongs to the event loop's thread.
     """
 
-    def __init__(self, listen_host: str, port: int, advertise: str, host: str, secret: bytes, tls: NodeTls):
+    def __init__(self, listen_host: str, port: int, advertise: str, host: str, secret: Secret, tls: NodeTls):
         self.host = host
         self.exports = KvExportBuffer()
         self._bind = (listen_host, port)

@@ -12,6 +12,7 @@ from rdmacast.protocol.client_link import translate
 from rdmacast.protocol.connection import dial
 from rdmacast.protocol.frames import Error, Frame, Greeting, Have, HaveRequest, Replan, Report, Watch
 from rdmacast.protocol.framing import CastProtocol
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.pull_report import PullReport, StragglerVerdict
 from rdmacast.protocol.wire import SERVICE
 from rdmacast.settings import LinkSettings
@@ -110,7 +111,7 @@ class RegionWatcher:
     """A Watcher of region servers."""
 
     def __init__(
-        self, secret: bytes, *, tls: ssl.SSLContext | None = None, settings: LinkSettings | None = None
+        self, secret: Secret, *, tls: ssl.SSLContext | None = None, settings: LinkSettings | None = None
     ) -> None:
         self._secret = secret
         self._tls = tls

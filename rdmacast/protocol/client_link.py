@@ -23,6 +23,7 @@ from rdmacast.protocol.frames import (
     TransportRequest,
 )
 from rdmacast.protocol.framing import CastProtocol
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.wire import SERVICE
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import OnStart
@@ -218,7 +219,7 @@ class ClientLink(CastProtocol):
 @asynccontextmanager
 async def open_link(
     url: str,
-    secret: bytes,
+    secret: Secret,
     settings: LinkSettings,
     *,
     pacer: Pacer | None = None,

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 from rdmacast.address import TcpAddress, parse_url
 from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
-from rdmacast.protocol.handshake import ClientHandshake, Handshake, ServerHandshake, Service
+from rdmacast.protocol.handshake import ClientHandshake, Handshake, Secret, ServerHandshake, Service
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _tune(transport: asyncio.BaseTransport) -> None:
 async def dial(
     url: str,
     *,
-    secret: bytes,
+    secret: Secret,
     service: Service,
     make_protocol: Callable[[], P],
     timeout_s: float,
@@ -274,7 +274,7 @@ class ConnectionListener:
 async def listen(
     url: str,
     *,
-    secret: bytes,
+    secret: Secret,
     service: Service,
     make_protocol: Callable[[], asyncio.BaseProtocol],
     timeout_s: float,

@@ -7,12 +7,21 @@
 A proof is HMAC-SHA256 (RFC 2104) by the secret over role, service, version and both nonces, so neither an
 old exchange nor the peer's own proof can be replayed. It authenticates the peer when the connection starts;
 it does not protect the bytes that follow: on a hostile network use TLS beneath.
+
+While the secret is rotated an end has two, the newest first. The client's nonce ends with two hints, 8
+bytes each: HMAC-SHA256 by its newest and by its oldest secret over the rest of the nonce. The server proves
+with the newest of its secrets which a hint fits, so it finds a common one wherever there is one, and the
+client answers with the same. Where no hint fits, the client may be of a release without hints, which has
+but one secret: the server proves with its oldest, the former one, as such clients do not take part in a
+rotation. A server of such a release sees 32 bytes like any others, and the client accepts a proof by either
+of its secrets.
 """
 
 import hmac
 import secrets
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
@@ -21,6 +30,12 @@ MAGIC = b"HCA1"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_SERVICE_BYTES = 15
+MAX_SECRETS = 2
+_HINT_BYTES = 8
+_RANDOM_BYTES = NONCE_BYTES - 2 * _HINT_BYTES
+
+# One secret, or what returns those that are valid now, the newest first; it is called for each connection.
+Secret = bytes | Callable[[], Sequence[bytes]]
 
 _HELLO = struct.Struct(f">4sB{MAX_SERVICE_BYTES}s{NONCE_BYTES}s")
 _CHALLENGE = struct.Struct(f">4sB{NONCE_BYTES}s{PROOF_BYTES}s")
@@ -44,6 +59,14 @@ class Service:
         return self.name.encode().ljust(MAX_SERVICE_BYTES, b"\0")
 
 
+def secrets_of(secret: Secret) -> tuple[bytes, ...]:
+    """Return the secrets that are valid now, the newest first. Raises ValueError."""
+    held = tuple(secret()) if callable(secret) else (secret,)
+    if not 1 <= len(held) <= MAX_SECRETS or not all(held):
+        raise ValueError(f"the cluster's secret is empty, or there are more than {MAX_SECRETS}")
+    return held
+
+
 class Handshake(ABC):
     """One end of the handshake.
 
@@ -53,13 +76,10 @@ class Handshake(ABC):
 
     opening: bytes
 
-    def __init__(self, secret: bytes, service: Service, needed: int) -> None:
-        if not secret:
-            raise ValueError("the cluster's secret is empty")
+    def __init__(self, secret: Secret, service: Service, needed: int) -> None:
         self.needed = needed
-        self._secret = bytes(secret)
+        self._secrets = secrets_of(secret)
         self._service = service
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._service.name}, {'waits' if self.needed else 'done'})"
@@ -75,17 +95,19 @@ class Handshake(ABC):
     def on_peer_closed(self) -> CastError:
         """Return the error for a peer that closes the connection now."""
 
-    def _prove(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    def _prove(self, secret: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
         name, version = self._service.padded_name, bytes([self._service.version])
         covered = b"\0".join((b"hypercast handshake", role, name, version))
-        return hmac.digest(self._secret, covered + client_nonce + server_nonce, "sha256")
+        return hmac.digest(secret, covered + client_nonce + server_nonce, "sha256")
 
 
 class ClientHandshake(Handshake):
     """The end that dialled."""
 
-    def __init__(self, secret: bytes, service: Service) -> None:
+    def __init__(self, secret: Secret, service: Service) -> None:
         super().__init__(secret, service, _CHALLENGE.size)
+        drawn = secrets.token_bytes(_RANDOM_BYTES)
+        self._nonce = drawn + _hint(self._secrets[0], drawn) + _hint(self._secrets[-1], drawn)
         self.opening = _HELLO.pack(MAGIC, service.version, service.padded_name, self._nonce)
 
     def receive(self, message: bytes) -> bytes:
@@ -96,11 +118,11 @@ class ClientHandshake(Handshake):
             raise ProtocolError(
                 f"the peer speaks version {version} of {self._service.name}, we speak {self._service.version}"
             )
-        expected = self._prove(b"server", self._nonce, server_nonce)
-        if not hmac.compare_digest(proof, expected):
-            raise PeerAuthError("the peer does not have the cluster's secret")
-        self.needed = 0
-        return self._prove(b"client", self._nonce, server_nonce)
+        for secret in self._secrets:
+            if hmac.compare_digest(proof, self._prove(secret, b"server", self._nonce, server_nonce)):
+                self.needed = 0
+                return self._prove(secret, b"client", self._nonce, server_nonce)
+        raise PeerAuthError("the peer does not have the cluster's secret")
 
     def on_peer_closed(self) -> CastError:
         return LinkClosed("the peer closed the connection during the handshake")
@@ -111,8 +133,10 @@ class ServerHandshake(Handshake):
 
     opening = b""
 
-    def __init__(self, secret: bytes, service: Service) -> None:
+    def __init__(self, secret: Secret, service: Service) -> None:
         super().__init__(secret, service, _HELLO.size)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._secret = self._secrets[-1]
         self._client_nonce = b""
         self._client_version = service.version
 
@@ -127,12 +151,13 @@ class ServerHandshake(Handshake):
             raise ProtocolError(f"the peer requested another service than {self._service.name}")
         # A client of another version gets our challenge too: it reads our version there and reports it.
         self._client_nonce, self._client_version = client_nonce, version
+        self._secret = _hinted(self._secrets, client_nonce)
         self.needed = PROOF_BYTES
-        proof = self._prove(b"server", client_nonce, self._nonce)
+        proof = self._prove(self._secret, b"server", client_nonce, self._nonce)
         return _CHALLENGE.pack(MAGIC, self._service.version, self._nonce, proof)
 
     def _verify(self, proof: bytes) -> bytes:
-        expected = self._prove(b"client", self._client_nonce, self._nonce)
+        expected = self._prove(self._secret, b"client", self._client_nonce, self._nonce)
         if not hmac.compare_digest(proof, expected):
             raise PeerAuthError("the peer does not have the cluster's secret")
         self.needed = 0
@@ -147,3 +172,17 @@ class ServerHandshake(Handshake):
                 f"we speak {self._service.version}"
             )
         return PeerAuthError("the peer hung up on our proof: it has another secret than this cluster's")
+
+
+def _hint(secret: bytes, drawn: bytes) -> bytes:
+    return hmac.digest(secret, b"hypercast hint\0" + drawn, "sha256")[:_HINT_BYTES]
+
+
+def _hinted(held: Sequence[bytes], client_nonce: bytes) -> bytes:
+    """Return the newest secret for which the client's nonce has a hint, else the oldest."""
+    drawn, hints = client_nonce[:_RANDOM_BYTES], client_nonce[_RANDOM_BYTES:]
+    for secret in held:
+        hint = _hint(secret, drawn)
+        if any(hmac.compare_digest(hint, hints[at : at + _HINT_BYTES]) for at in (0, _HINT_BYTES)):
+            return secret
+    return held[-1]

@@ -9,6 +9,7 @@ from rdmacast.errors import LinkClosed
 from rdmacast.exporter import Exporter
 from rdmacast.pacer import Pacer
 from rdmacast.protocol.connection import ConnectionListener, listen
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.wire import SERVICE
 from rdmacast.server.exporter_registry import ExporterRegistry
 from rdmacast.server.port_arbiter import PortArbiter
@@ -32,7 +33,7 @@ class RegionServer:
 
     def __init__(
         self,
-        secret: bytes,
+        secret: Secret,
         listen: str = "tcp://127.0.0.1:0",
         host: str = "",
         *,

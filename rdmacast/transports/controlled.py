@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rdmacast.errors import CastError, ProtocolError
 from rdmacast.protocol.client_link import ClientLink, open_link
+from rdmacast.protocol.handshake import Secret
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import PeerAddress
 
@@ -46,7 +47,7 @@ class ControlledLink:
 class ControlledTransport:
     """The part of a Transport that opens the control connections."""
 
-    def __init__(self, secret: bytes, tls: ssl.SSLContext | None, settings: LinkSettings | None) -> None:
+    def __init__(self, secret: Secret, tls: ssl.SSLContext | None, settings: LinkSettings | None) -> None:
         self._secret = secret
         self._tls = tls
         self._settings = settings or LinkSettings()

@@ -8,6 +8,7 @@ from rdmacast.destination import writable_parts
 from rdmacast.pacer import Pacer
 from rdmacast.plan_slot import PlanSlot
 from rdmacast.protocol.client_link import ClientLink, open_link
+from rdmacast.protocol.handshake import Secret
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Link, OnStart, PeerAddress
 from rdmacast.transports.controlled import ControlledLink, ControlledTransport
@@ -50,7 +51,7 @@ class TcpTransport(ControlledTransport):
 
     def __init__(
         self,
-        secret: bytes,
+        secret: Secret,
         *,
         link_rate_bytes_s: float | None = None,
         tls: ssl.SSLContext | None = None,

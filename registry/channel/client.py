@@ -14,6 +14,7 @@ import msgspec
 
 from rdmacast.errors import CastError, LinkClosed
 from rdmacast.protocol.connection import dial
+from rdmacast.protocol.handshake import Secret
 from registry.channel.connection import SERVICE, ChannelConnection, ChannelSettings
 from registry.channel.frames import (
     FRAME_COST,
@@ -186,7 +187,7 @@ class Channel:
     async def connect(
         cls,
         url: str,
-        secret: bytes,
+        secret: Secret,
         *,
         tls: ssl.SSLContext | None = None,
         settings: ChannelSettings | None = None,

@@ -10,6 +10,7 @@ import msgspec
 
 from rdmacast.aio.eager import StartedCoroutine, start_eagerly
 from rdmacast.protocol.connection import ConnectionListener, listen
+from rdmacast.protocol.handshake import Secret
 from registry.channel.connection import SERVICE, ChannelConnection, ChannelSettings
 from registry.channel.frames import (
     FRAME_COST,
@@ -194,7 +195,7 @@ class ChannelServer:
     def __init__(
         self,
         listen: str,
-        secret: bytes,
+        secret: Secret,
         handler: CallHandler,
         *,
         tls: ssl.SSLContext | None = None,

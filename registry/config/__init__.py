@@ -8,6 +8,7 @@
 - `option_types`: flags and the types of their values
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once
 - `sealing`: encryption with keys derived from the cluster's secret
+- `rotation`: a new secret for the cluster without a stop
 - `secrets`: API keys and the cluster's secret
 - `tls`: the files of TLS by connection, from the options
 """

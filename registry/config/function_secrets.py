@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rdmacast.protocol.handshake import Secret, secrets_of
 from registry.clock import Clock
 from registry.config.handler_spec import bad_env_name
 from registry.config.sealing import seal, unseal
@@ -35,11 +36,11 @@ class Reencryption:
 
 
 class SecretVault:
-    """Encrypts with the first of the cluster's secrets, and decrypts with any: they rotate."""
+    """Encrypts with the newest of the cluster's secrets, and decrypts with any: they rotate."""
 
-    def __init__(self, state: SecretState, cluster_secrets: Sequence[bytes]) -> None:
+    def __init__(self, state: SecretState, cluster_secret: Secret) -> None:
         self._state = state
-        self._cluster_secrets = tuple(cluster_secrets)
+        self._cluster_secret = cluster_secret
 
     def __repr__(self) -> str:
         return "<SecretVault>"
@@ -100,11 +101,11 @@ class SecretVault:
         return after, renewed, unreadable
 
     def _sealed(self, function: str, key: str, plain: bytes, set_at: float) -> SealedSecret:
-        sealed = seal(self._cluster_secrets[0], plain, function, key)
+        sealed = seal(secrets_of(self._cluster_secret)[0], plain, function, key)
         return SealedSecret(key=key, nbytes=len(plain), set_at=set_at, sealed=sealed)
 
     def _opened(self, function: str, secret: SealedSecret) -> tuple[int, bytes]:
-        return unseal(self._cluster_secrets, secret.sealed, function, secret.key)
+        return unseal(secrets_of(self._cluster_secret), secret.sealed, function, secret.key)
 
     async def _change(
         self, function: str, change: Callable[[FunctionSecrets], FunctionSecrets]

@@ -3,6 +3,7 @@
 A key reads `hc_<id>_<secret>`: the id is public and finds the record, the secret carries 256 random bits of
 which only the SHA-256 is stored. A secret file has mode 0600 and appears complete or not at all: it is
 written to a draft beside its path and linked to it, so that of two concurrent first starts one wins.
+`rotation` changes the cluster's secret.
 """
 
 import hashlib
@@ -95,7 +96,7 @@ def check_usable(key: ApiKey, now: float) -> ApiKey:
 
 
 def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None = None) -> bytes:
-    """Return the cluster's secret: from HYPERCAST_CLUSTER_SECRET, else from the file, created if missing.
+    """Return the newest secret: from HYPERCAST_CLUSTER_SECRET, else from the file, created if missing.
 
     A secret in the environment equals a file of the same text. Raises InvalidRecord if it is too short to
     protect anything, or if there is neither.
@@ -105,7 +106,15 @@ def load_or_create_secret(path: Path | None, environ: Mapping[str, str] | None =
         return _long_enough(given, SECRET_VARIABLE)
     if path is None:
         raise InvalidRecord(f"no cluster secret: set {SECRET_VARIABLE} or name a secret file")
-    return _long_enough(_read_or_create(path, secrets.token_hex(32)), str(path))
+    return parse_secrets(_read_or_create(path, secrets.token_hex(32)), str(path))[0]
+
+
+def parse_secrets(text: str, source: str) -> tuple[bytes, ...]:
+    """Return the secrets of a file, one per line: the newest, then the former one. Raises InvalidRecord."""
+    lines = [line.strip() for line in text.strip().split("\n")]
+    if len(lines) > 2:
+        raise InvalidRecord(f"{source} has {len(lines)} lines: one secret, or while it is rotated two")
+    return tuple(_long_enough(line, source) for line in lines)
 
 
 async def load_or_create_admin_key(path: Path, state: KeyState) -> str:

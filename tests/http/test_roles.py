@@ -43,6 +43,7 @@ MATRIX = {
     "GET /admin/keys": "a",
     "POST /admin/keys": "a",
     "PATCH /admin/keys/{key_id}": "a",
+    "POST /admin/keys/{key_id}/rotate": "a",
     "DELETE /admin/keys/{key_id}": "a",
     "GET /admin/prices": "ab",
     "POST /admin/prices": "a",

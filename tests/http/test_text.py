@@ -371,7 +371,7 @@ def test_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret.write_text("s" * 32 + "\n")
     given_flags = ["--redis-url", "unix:///r.sock", "--store", "/blobs", "--secret-file", str(secret)]
     found = parse([*given_flags, "--grace", "90s", "--max-body", "1MiB", "--port", "0"], {})
-    assert (found.grace_s, found.limits.body_bytes, found.secret) == (90, 1 << 20, b"s" * 32)
+    assert (found.grace_s, found.limits.body_bytes, found.secrets) == (90, 1 << 20, (b"s" * 32,))
     for bad in (["--grace", "90"], ["--port", "70000"], ["--expect-nodes", "-1"], ["--nonsense"]):
         with pytest.raises(SystemExit):
             parse([*given_flags, *bad], {})

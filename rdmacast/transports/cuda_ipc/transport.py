@@ -13,6 +13,7 @@ from rdmacast.aio.threads import run_in_thread
 from rdmacast.destination import writable_parts
 from rdmacast.errors import DeviceError, NotShared, ProtocolError
 from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.wire import MAX_READ_BYTES
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Link, OnStart, PeerAddress
@@ -97,7 +98,7 @@ class CudaIpcTransport(ControlledTransport):
 
     def __init__(
         self,
-        secret: bytes,
+        secret: Secret,
         driver: IpcDriver,
         *,
         tls: ssl.SSLContext | None = None,

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from rdmacast.destination import writable_parts
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
 from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.wire import MAX_READ_BYTES
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Link, OnStart, PeerAddress
@@ -61,7 +62,7 @@ class NixlTransport(ControlledTransport):
 
     def __init__(
         self,
-        secret: bytes,
+        secret: Secret,
         node: NixlNode,
         *,
         tls: ssl.SSLContext | None = None,

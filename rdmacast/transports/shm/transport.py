@@ -17,6 +17,7 @@ from rdmacast.aio.threads import run_in_thread
 from rdmacast.destination import writable_bytes
 from rdmacast.errors import NotShared
 from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.handshake import Secret
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Check, Link, OnStart, PeerAddress
 from rdmacast.transports.controlled import ControlledLink, ControlledTransport, decode_reply
@@ -143,7 +144,7 @@ class ShmTransport(ControlledTransport):
 
     def __init__(
         self,
-        secret: bytes,
+        secret: Secret,
         *,
         root: str | os.PathLike[str] | None = None,
         executor: Executor | None = None,

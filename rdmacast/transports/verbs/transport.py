@@ -12,6 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from rdmacast.destination import writable_parts
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NoTransport, NotShared
 from rdmacast.protocol.client_link import ClientLink
+from rdmacast.protocol.handshake import Secret
 from rdmacast.protocol.wire import MAX_READ_BYTES
 from rdmacast.settings import LinkSettings
 from rdmacast.transport import Link, OnStart, PeerAddress
@@ -53,7 +54,7 @@ class VerbsTransport(ControlledTransport):
 
     def __init__(
         self,
-        secret: bytes,
+        secret: Secret,
         node: VerbsNode,
         *,
         tls: ssl.SSLContext | None = None,

@@ -56,7 +56,7 @@ def test_every_option_reaches_the_processes_as_it_was_given(tmp_path: Path) -> N
     ]
     for node in nodes.values():
         assert (node.kv_moves, node.gpu_memory_bytes, node.meter_interval_s) == ("never", 1 << 30, 2.0)
-        assert (node.redis_url, node.secret, node.nodes_hint) == ("redis://h", b"x" * 40, 2)
+        assert (node.redis_url, node.secrets, node.nodes_hint) == ("redis://h", (b"x" * 40,), 2)
     gateway = parse_gateway(arguments(given.of_gateway("gateway", 8001, joined)), {})
     assert (gateway.port, gateway.gateway_id, gateway.expect_nodes) == (8001, "gateway", 2)
     assert gateway.admin_key_file == given.data_dir / "admin.key"

@@ -12,7 +12,7 @@ LEAST = ["--redis-url", "unix:///tmp/r.sock"]
 
 def test_defaults() -> None:
     settings = parse_settings(LEAST, SECRET)
-    assert settings.secret == b"x" * 32
+    assert settings.secrets == (b"x" * 32,)
     assert (settings.listen_host, settings.listen_port) == ("127.0.0.1", 0)
     assert settings.advertise == "127.0.0.1"
     assert settings.gpu_memory_bytes is None and settings.link_rate_bytes_s is None
@@ -29,7 +29,7 @@ def test_all_flags(tmp_path: Path) -> None:
     argv += ["--shm-dir", "/x", "--store", "s3://b", "--link-rate", "10mbit", "--allow-handlers"]
     argv += ["--threads", "3", "--nodes-hint", "4", "--lease-s", "2", "--grace", "5s", "--keep-hot", "1m"]
     settings = parse_settings(argv, {})
-    assert settings.secret == b"y" * 40
+    assert settings.secrets == (b"y" * 40,)
     assert (settings.listen_host, settings.listen_port, settings.cast_port) == ("0.0.0.0", 7400, 7401)
     assert (settings.gpu_memory_bytes, settings.host_memory_bytes) == (2 << 30, 512 << 20)
     assert settings.link_rate_bytes_s == 1_250_000

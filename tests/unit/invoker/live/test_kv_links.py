@@ -16,7 +16,7 @@ from invoker.links.kv_link import receive_kv, send_kv
 from invoker.links.link import KEY_FRAMES, SERVICE, StageKey
 from invoker.links.listener import StageListener
 from rdmacast.address import parse_url
-from rdmacast.protocol.handshake import ClientHandshake
+from rdmacast.protocol.handshake import ClientHandshake, Secret
 from rdmacast.protocol.tls import NodeTls
 from registry.messages.live import KvStage
 from tests.fixtures.patience import PATIENCE_S, until
@@ -143,8 +143,8 @@ async def test_a_shelf_keeps_so_much_for_so_long() -> None:
     assert brief.nbytes == 0
 
 
-def listener(host: str) -> StageListener:
-    return StageListener("127.0.0.1", 0, "127.0.0.1", host, SECRET, NodeTls())
+def listener(host: str, secret: Secret = SECRET) -> StageListener:
+    return StageListener("127.0.0.1", 0, "127.0.0.1", host, secret, NodeTls())
 
 
 @pytest.mark.parametrize("hosts", [("a", "b"), ("a", "a")], ids=["tcp", "unix"])
@@ -166,6 +166,30 @@ async def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> No
         assert await fetch("9", here.url, here.host) is own
         with pytest.raises(LinkLost):
             await fetch("7", "tcp://127.0.0.1:1", "c")
+
+
+@pytest.mark.parametrize("hosts", [("a", "b"), ("a", "a")], ids=["tcp", "unix"])
+async def test_links_follow_a_rotation_of_the_secret(hosts: tuple[str, str]) -> None:
+    new, one = b"another secret of the tests", some_kv()
+    held = [(SECRET,), (SECRET,)]
+
+    async def fetched() -> bool:
+        there.exports.add(key(), one)
+        stage = KvStage(link=there.url, host=there.host, first=2, last=5)
+        return same(await here.fetch_kv(stage, key(), SHAPE, 40, PATIENCE_S), one)
+
+    async with (
+        asyncio.timeout(2 * PATIENCE_S),
+        listener(hosts[0], lambda: held[0]) as here,
+        listener(hosts[1], lambda: held[1]) as there,
+    ):
+        for secrets in ((new, SECRET), (new,)):
+            for end in (0, 1):
+                held[end] = secrets
+                assert await fetched()
+        held[0] = (SECRET,)
+        with pytest.raises(LinkLost, match="secret"):
+            await fetched()
 
 
 def knock(url: str, wanted: StageKey) -> socket.socket:
