@@ -32,26 +32,26 @@ def test_a_ciphertext_opens_under_its_own_names_only() -> None:
 
 async def test_secrets_survive_the_rotation_of_the_clusters_secret() -> None:
     state, clock = MemoryState(), FakeClock()
-    await SecretVault(state, [OLD]).put("chat", "TOKEN", "value", clock)
-    await SecretVault(state, [b"a lost cluster secret"]).put("chat", "LOST", "value", clock)
-    both = SecretVault(state, [NEW, OLD])
+    await SecretVault(state, OLD).put("chat", "TOKEN", "value", clock)
+    await SecretVault(state, b"a lost cluster secret").put("chat", "LOST", "value", clock)
+    both = SecretVault(state, lambda: [NEW, OLD])
     assert await both.values("chat", ["TOKEN"]) == {"TOKEN": "value"}
     first = await both.reencrypt()
     assert (first.reencrypted, first.unreadable) == (("chat/TOKEN",), ("chat/LOST",))
     assert (await both.reencrypt()).reencrypted == ()
-    assert await SecretVault(state, [NEW]).values("chat", ["TOKEN"]) == {"TOKEN": "value"}
+    assert await SecretVault(state, NEW).values("chat", ["TOKEN"]) == {"TOKEN": "value"}
     with pytest.raises(InvalidRecord, match="chat LOST cannot be decrypted"):
         await both.values("chat", ["LOST"])
 
 
 async def test_a_missing_secret_is_named_with_its_command() -> None:
     with pytest.raises(NotFound, match=r"needs the secrets A, B, .*`hypercast secrets set chat A`"):
-        await SecretVault(MemoryState(), [OLD]).values("chat", ["A", "B"])
+        await SecretVault(MemoryState(), OLD).values("chat", ["A", "B"])
 
 
 async def test_number_and_sizes_are_bounded() -> None:
     state, clock = MemoryState(), FakeClock()
-    vault = SecretVault(state, [OLD])
+    vault = SecretVault(state, OLD)
     for value in ("", "a\0b", "x" * (MAX_SECRET_BYTES + 1), "é" * (MAX_SECRET_BYTES // 2 + 1)):
         with pytest.raises(InvalidRecord, match="1 to 16384 bytes") as raised:
             await vault.put("chat", "KEY", value, clock)
@@ -78,7 +78,7 @@ def test_names_that_steer_a_process_are_refused(key: str) -> None:
 
 async def test_no_repr_shows_a_value_or_a_ciphertext() -> None:
     state = MemoryState()
-    vault = SecretVault(state, [OLD])
+    vault = SecretVault(state, OLD)
     await vault.put("chat", "TOKEN", "hunter2", FakeClock())
     known = await state.function_secrets("chat")
     assert "sealed" not in repr(known) and "first cluster" not in repr(vault)
