@@ -52,6 +52,14 @@ async def counted(node: FakeNode, counter: str) -> None:
             pass
 
 
+def damage(folder: Path, image: FakeImage, offset: int) -> None:
+    """Change a byte of a node's copy that the checksum of its unit covers."""
+    (path,) = folder.glob(f"*/{image.digest}")
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(bytes([image.data[offset] ^ 1]))
+
+
 async def test_a_genuine_image_is_verified_once(tmp_path: Path) -> None:
     image = make_image("a", 1 << 20)
     async with two_nodes(tmp_path, image) as (cluster, first, _):
@@ -80,6 +88,25 @@ async def test_a_forged_image_is_dropped_and_loaded_from_the_store(tmp_path: Pat
         await counted(second, "images_verified")
         record = await second.record()
         assert record.counters["disk_read_bytes"] == len(image.data)
+
+
+async def test_the_store_is_trusted_after_it_completed_what_a_forger_began(tmp_path: Path) -> None:
+    image = make_image("a", 1 << 20)
+    async with two_nodes(tmp_path, image) as (cluster, first, second):
+        await first.ask(WarmImage(image=image.ref()))
+        await counted(first, "images_verified")
+        forge(cluster.shm, image)
+        damage(cluster.shm, image, len(image.data) - 1)  # the pull fails after the forged unit
+        holder = await first.holder()
+        await second.ask(WarmImage(image=image.ref(holder)))
+        copy = cluster.shm / "h1" / image.digest
+        assert copy.read_bytes() != image.data
+        counters = (await second.record()).counters
+        assert counters["cast_recv_bytes"] and counters["disk_read_bytes"]
+        await counted(second, "images_rejected")
+        await second.ask(WarmImage(image=image.ref(holder)))
+        assert copy.read_bytes() == image.data
+        await counted(second, "images_verified")
 
 
 async def test_instances_of_a_forged_image_fail_and_it_is_served_no_more(tmp_path: Path) -> None:
