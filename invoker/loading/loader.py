@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from invoker.base.counters import Counters
@@ -39,6 +40,7 @@ _ORIGINS_KEPT = 256
 log = logging.getLogger("invoker.loader")
 
 Progress = Callable[[float], None]
+K = TypeVar("K")
 
 
 class ImageArrival:
@@ -135,10 +137,10 @@ class ImageLoader:
         published: PublishedImages,
         counters: Counters,
         changed: Callable[[], None],
-        check: Callable[[str], None] = lambda image: None,
+        check: Callable[[str, int], None] = lambda image, inode: None,
     ) -> None:
         self._check = check
-        self._origins: dict[str, set[str]] = {}  # by image: nodes and other sources of the last load
+        self._origins: dict[tuple[str, int], set[str]] = {}  # of the file of an image: nodes, other sources
         self._distrusted: dict[str, set[str]] = {}
         self._sources = sources
         self._tier = tier
@@ -161,10 +163,10 @@ class ImageLoader:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
-    def distrust(self, image: str) -> None:
-        """Take the image no more from where its last load came from, but from the store if possible."""
+    def distrust(self, image: str, inode: int) -> None:
+        """Take the image no more from where this file of it came from, but from the store if possible."""
         _keep_latest(self._distrusted)
-        origins, store = self._origins.pop(image, set()), self._sources.store
+        origins, store = self._origins.pop((image, inode), set()), self._sources.store
         if len(origins) > 1 and store is not None:
             origins.discard(store.label)  # it only filled what the others had left
         self._distrusted.setdefault(image, set()).update(origins)
@@ -253,7 +255,7 @@ class ImageLoader:
                 if mapping is not None:
                     # Peers may use this copy before the node's next record lists it.
                     self._published.region(ref.image, ref.nbytes)
-                    self._check(ref.image)
+                    self._check(ref.image, mapping.inode)
                     # After waiting for another process's load, the image was not here at the start.
                     return _MappedImage(StartKind.COLD if waited else StartKind.WARM, mapping)
                 self._published.release_idle_mappings()
@@ -300,10 +302,10 @@ class ImageLoader:
         region = self._published.region(ref.image, ref.nbytes)
         try:
             await self._from_sources(load, ref)
-            load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
+            mapping = load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
             _keep_latest(self._origins)
-            self._origins[ref.image] = load.origins
-            self._check(ref.image)
+            self._origins[ref.image, mapping.inode] = load.origins
+            self._check(ref.image, mapping.inode)
         except BaseException as error:
             target.fail(error)
             _release_views(error)
@@ -420,7 +422,7 @@ def _origin(node: str) -> str:
     return f"node:{node}"
 
 
-def _keep_latest(known: dict[str, set[str]]) -> None:
+def _keep_latest(known: dict[K, set[str]]) -> None:
     while len(known) >= _ORIGINS_KEPT:
         del known[next(iter(known))]
 
