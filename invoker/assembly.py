@@ -220,11 +220,11 @@ def _start_checks(
     changed: Callable[[], None],
     stack: AsyncExitStack,
 ) -> None:
-    async def reject(image: str) -> None:
+    async def reject(image: str, inode: int) -> None:
         # Without a turn of the loop between these: nothing of it is passed on or published again.
-        tier.discard(image)
+        tier.discard(image, inode)
         images.device_cache.reject(image)
-        images.loader.distrust(image)
+        images.loader.distrust(image, inode)
         instances.reject(image)
         changed()
         await images.published.withdraw(image)
@@ -238,10 +238,12 @@ async def _open_images(
 ) -> _Images:
     changed = accounting.publisher.node_changed
     device_cache = DeviceCache(memory.arena, setup.settings.keep_hot_s, setup.clock, changed)
-    published = PublishedImages(casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer)
+    checks = ImageChecks(memory.tier, accounting.counters)
+    published = PublishedImages(
+        casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer, checks.add
+    )
     stack.callback(published.close)
     sources = await _load_sources(setup, casting, accounting, device_cache)
-    checks = ImageChecks(memory.tier, accounting.counters)
     loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed, checks.add)
     return _Images(
         arena=memory.arena, device_cache=device_cache, published=published, loader=loader, checks=checks

@@ -6,7 +6,8 @@ Files
     <sha>.part      a partial image, LOCK_EX by its loader
     <sha>           a complete image, LOCK_SH by each process that maps it; its mtime is its last use
     <sha>.keep      marks the image as the cluster's retained copy, which is evicted after all others
-    <sha>.verified  says that the image's bytes, as a whole, have this SHA-256
+    <sha>.verified  the inode of the file that was found to have this SHA-256, as a whole
+    <sha>.rejected  the inodes of files that have not: removed, but other processes may map them still
     <random>.spare  a pre-faulted buffer, LOCK_EX by its creator (buffer_pool.py); removed for any image
 
 Locks are flocks: the kernel releases those of a killed process, so that its partial image can be resumed and
@@ -26,6 +27,7 @@ from invoker.base.errors import HostTierError
 PART = ".part"
 KEEP = ".keep"
 VERIFIED = ".verified"
+REJECTED = ".rejected"
 SPARE = ".spare"
 USERS = "users"
 _DIGEST_LENGTH = 64
@@ -159,8 +161,35 @@ def verified(path: Path) -> Path:
     return path.with_name(path.name + VERIFIED)
 
 
+def rejected(path: Path) -> Path:
+    """Return the file that names what was rejected of an image."""
+    return path.with_name(path.name + REJECTED)
+
+
+def inodes(marker: Path) -> set[int]:
+    """Return the inodes that a marker names."""
+    try:
+        return set(map(int, marker.read_text().split()))
+    except FileNotFoundError:
+        return set()
+
+
+def mark(marker: Path, named: set[int]) -> None:
+    """Let a marker name these inodes. The folder is locked."""
+    marker.touch(mode=0o600)
+    marker.write_text(" ".join(map(str, named)))
+
+
+def is_file(path: Path, inode: int) -> bool:
+    """Return whether the path is still this file."""
+    try:
+        return path.stat().st_ino == inode
+    except FileNotFoundError:
+        return False
+
+
 def unlink(path: Path) -> None:
-    """Remove an image and its markers, if they exist."""
+    """Remove an image and the markers of its file, if they exist."""
     for file in (path, marker(path), verified(path)):
         file.unlink(missing_ok=True)
 

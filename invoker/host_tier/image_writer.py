@@ -16,7 +16,7 @@ import numpy as np
 
 from invoker.base.errors import HostTierFull
 from invoker.host_tier.buffer_pool import PartialFile
-from invoker.host_tier.folder import TierFolder, verified
+from invoker.host_tier.folder import TierFolder, inodes, mark, rejected, verified
 from invoker.host_tier.mapping import HostMapping, close_mapping, release
 from invoker.memory.huge_pages import HUGE_PAGE, populate_huge_pages
 from invoker.memory.mappings import populate
@@ -193,6 +193,8 @@ class ImageWriter:
         final = self._folder.image(self.digest)
         with self._folder.locked():
             verified(final).unlink(missing_ok=True)
+            if (inode := os.fstat(self._fd).st_ino) in (known := inodes(rejected(final))):
+                mark(rejected(final), known - {inode})  # the file system has used the number again
             self.path.rename(final)
             os.utime(final)
             # Wakes waiting processes. Converting a flock is not atomic, but eviction, which could come

@@ -13,6 +13,7 @@ class HostMapping:
     def __init__(self, path: Path, fd: int, mapping: mmap.mmap, nbytes: int) -> None:
         self.path = path
         self.nbytes = nbytes
+        self.inode = os.fstat(fd).st_ino
         self._fd = fd
         self._mapping: mmap.mmap | None = mapping
         self._view = memoryview(mapping)[:nbytes].toreadonly()

@@ -18,8 +18,12 @@ from invoker.host_tier.folder import (
     PART,
     TierFolder,
     idle,
+    inodes,
+    is_file,
     is_open_elsewhere,
+    mark,
     marker,
+    rejected,
     remove_if_idle,
     unlink,
     verified,
@@ -116,28 +120,43 @@ class HostTier:
         with self._folder.locked():
             marker(self._folder.image(digest)).unlink(missing_ok=True)
 
-    def is_verified(self, digest: str) -> bool:
-        """Return whether the whole image was found to have its SHA-256."""
-        return verified(self._folder.image(digest)).exists()
+    def is_verified(self, digest: str, inode: int) -> bool:
+        """Return whether this file, as a whole, was found to have its SHA-256."""
+        return inode in inodes(verified(self._folder.image(digest)))
+
+    def is_rejected(self, digest: str, inode: int) -> bool:
+        """Return whether a process of the host has discarded this file."""
+        with self._folder.locked():
+            return inode in inodes(rejected(self._folder.image(digest)))
 
     def mark_verified(self, digest: str, inode: int) -> None:
         """Mark an image as verified, if it is still this file."""
         path = self._folder.image(digest)
         with self._folder.locked():
-            if path.exists() and path.stat().st_ino == inode:
-                verified(path).touch(mode=0o600)
+            if is_file(path, inode):
+                mark(verified(path), {inode})
 
-    def open_file(self, digest: str) -> int | None:
-        """Open a complete image for reading, without a lock: it may be evicted; None if it is not here."""
+    def open_file(self, digest: str, inode: int) -> int | None:
+        """Open a complete image for reading, without a lock: it may be evicted.
+
+        None if this file is not here any more.
+        """
         try:
-            return os.open(self._folder.image(digest), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._folder.image(digest), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        if os.fstat(fd).st_ino == inode:
+            return fd
+        os.close(fd)
+        return None
 
-    def discard(self, digest: str) -> None:
-        """Remove a complete image, whoever maps it: nobody opens it any more."""
+    def discard(self, digest: str, inode: int) -> None:
+        """Remove this file of an image, whoever maps it: nobody opens it any more, and others learn why."""
+        path = self._folder.image(digest)
         with self._folder.locked():
-            unlink(self._folder.image(digest))
+            mark(rejected(path), inodes(rejected(path)) | {inode})
+            if is_file(path, inode):
+                unlink(path)
 
     def begin(
         self, digest: str, nbytes: int, *, yielding: bool = False

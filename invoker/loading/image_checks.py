@@ -19,44 +19,49 @@ _PAUSE_FACTOR = 3  # of a step's duration: a quarter of one core
 _MAX_WAIT_S = 60.0  # of an image, for starts of this node: a node that always starts something checks, too
 _WAIT_S = 0.05
 
+Reject = Callable[[str, int], Awaitable[None]]
+
 log = logging.getLogger("invoker.image_checks")
 
 
 class ImageChecks:
-    """The queue of images to check; one that is evicted first is not checked. Belongs to the event loop."""
+    """The queue of images to check, each the file that this node maps: others of the host may replace it.
+
+    One that is evicted first is not checked. Belongs to the event loop.
+    """
 
     def __init__(self, tier: HostTier, counters: Counters) -> None:
         self._tier = tier
         self._counters = counters
-        self._queue: asyncio.Queue[str] = asyncio.Queue()
-        self._queued: set[str] = set()
+        self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        self._queued: set[tuple[str, int]] = set()
         self._is_starting: Callable[[], bool] = lambda: False
         self._waited_s = 0.0  # of the image being checked
 
     def __repr__(self) -> str:
         return f"<ImageChecks {len(self._queued)} queued>"
 
-    def add(self, image: str) -> None:
-        """Check a complete image of the host tier, unless that was done or will be."""
-        if image not in self._queued and not self._tier.is_verified(image):
-            self._queued.add(image)
-            self._queue.put_nowait(image)
+    def add(self, image: str, inode: int) -> None:
+        """Check this file of the host tier, a complete image, unless that was done or will be."""
+        if (image, inode) not in self._queued and not self._tier.is_verified(image, inode):
+            self._queued.add((image, inode))
+            self._queue.put_nowait((image, inode))
 
-    async def run(self, is_starting: Callable[[], bool], reject: Callable[[str], Awaitable[None]]) -> None:
+    async def run(self, is_starting: Callable[[], bool], reject: Reject) -> None:
         """Check queued images, one at a time; never returns. `reject` gets those that are not genuine.
 
         Starts have precedence, also over a check under way.
         """
         self._is_starting = is_starting
         while True:
-            image = await self._queue.get()
+            image, inode = await self._queue.get()
             self._waited_s = quiet_s = 0.0
             while quiet_s < SETTLE_S and self._waited_s < _MAX_WAIT_S:
                 quiet_s = 0.0 if is_starting() else quiet_s + _WAIT_S
                 await self._wait()
-            self._queued.discard(image)
+            self._queued.discard((image, inode))
             try:
-                await self._check(image, reject)
+                await self._check(image, inode, reject)
             except OSError as error:
                 log.warning("image %s could not be checked: %s", image[:12], error)
             except Exception:  # a bug: the others are to be checked
@@ -66,26 +71,25 @@ class ImageChecks:
         self._waited_s += _WAIT_S
         await asyncio.sleep(_WAIT_S)
 
-    async def _check(self, image: str, reject: Callable[[str], Awaitable[None]]) -> None:
-        fd = self._tier.open_file(image)
-        if fd is None:
+    async def _check(self, image: str, inode: int, reject: Reject) -> None:
+        found = await self._hash(image, inode)
+        if found == image:
+            self._tier.mark_verified(image, inode)
+            self._counters.images_verified += 1
             return
-        try:
-            found = await self._hash(image, fd)
-            if found is None:
-                return
-            if found == image:
-                self._tier.mark_verified(image, os.fstat(fd).st_ino)
-                self._counters.images_verified += 1
-                return
-        finally:
-            os.close(fd)
+        # Only what no process maps is evicted, so a file that is gone and still used here was rejected.
+        if found is None and not self._tier.is_rejected(image, inode):
+            return
         self._counters.images_rejected += 1
-        log.error("image %s has the SHA-256 %s here: it is forged or damaged, and dropped", image, found)
-        await reject(image)
+        reason = f"it has the SHA-256 {found} here" if found else "another node of this host has found that"
+        log.error("image %s is forged or damaged, and dropped: %s", image, reason)
+        await reject(image, inode)
 
-    async def _hash(self, image: str, fd: int) -> str | None:
-        """Return the SHA-256; None if the image was evicted, or another process has verified it."""
+    async def _hash(self, image: str, inode: int) -> str | None:
+        """Return the SHA-256; None if the file was removed, or another process has verified it."""
+        fd = self._tier.open_file(image, inode)
+        if fd is None:
+            return None
         loop, sha, offset = asyncio.get_running_loop(), hashlib.sha256(), 0
         buffer = bytearray(STEP_BYTES)
 
@@ -94,14 +98,17 @@ class ImageChecks:
             sha.update(memoryview(buffer)[:count])
             return count
 
-        while os.fstat(fd).st_nlink and not self._tier.is_verified(image):
-            if self._is_starting() and self._waited_s < _MAX_WAIT_S:
-                await self._wait()
-                continue
-            started_s = loop.time()
-            count = await run_in_thread(step)
-            if not count:
-                return sha.hexdigest()
-            offset += count
-            await asyncio.sleep(_PAUSE_FACTOR * (loop.time() - started_s))
-        return None
+        try:
+            while os.fstat(fd).st_nlink and not self._tier.is_verified(image, inode):
+                if self._is_starting() and self._waited_s < _MAX_WAIT_S:
+                    await self._wait()
+                    continue
+                started_s = loop.time()
+                count = await run_in_thread(step)
+                if not count:
+                    return sha.hexdigest()
+                offset += count
+                await asyncio.sleep(_PAUSE_FACTOR * (loop.time() - started_s))
+            return None
+        finally:
+            os.close(fd)

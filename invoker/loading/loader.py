@@ -4,10 +4,11 @@ import asyncio
 import hashlib
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from invoker.base.counters import Counters
@@ -39,6 +40,7 @@ _ORIGINS_KEPT = 256
 log = logging.getLogger("invoker.loader")
 
 Progress = Callable[[float], None]
+K = TypeVar("K")
 
 
 class ImageArrival:
@@ -135,10 +137,10 @@ class ImageLoader:
         published: PublishedImages,
         counters: Counters,
         changed: Callable[[], None],
-        check: Callable[[str], None] = lambda image: None,
+        check: Callable[[str, int], None] = lambda image, inode: None,
     ) -> None:
         self._check = check
-        self._origins: dict[str, set[str]] = {}  # by image: nodes and other sources of the last load
+        self._origins: dict[tuple[str, int], set[str]] = {}  # of the file of an image: nodes, other sources
         self._distrusted: dict[str, set[str]] = {}
         self._sources = sources
         self._tier = tier
@@ -161,10 +163,13 @@ class ImageLoader:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
-    def distrust(self, image: str) -> None:
-        """Take the image no more from where its last load came from, but from the store if possible."""
+    def distrust(self, image: str, inode: int) -> None:
+        """Take the image no more from where this file of it came from, but from the store if possible."""
         _keep_latest(self._distrusted)
-        self._distrusted.setdefault(image, set()).update(self._origins.pop(image, ()))
+        origins, store = self._origins.pop((image, inode), set()), self._sources.store
+        if len(origins) > 1 and store is not None:
+            origins.discard(store.label)  # it only filled what the others had left
+        self._distrusted.setdefault(image, set()).update(origins)
 
     async def manifest(self, ref: ImageRef) -> Manifest:
         """Return the image's manifest, from the request or the store, verified.
@@ -250,7 +255,7 @@ class ImageLoader:
                 if mapping is not None:
                     # Peers may use this copy before the node's next record lists it.
                     self._published.region(ref.image, ref.nbytes)
-                    self._check(ref.image)
+                    self._check(ref.image, mapping.inode)
                     # After waiting for another process's load, the image was not here at the start.
                     return _MappedImage(StartKind.COLD if waited else StartKind.WARM, mapping)
                 self._published.release_idle_mappings()
@@ -273,7 +278,7 @@ class ImageLoader:
 
     def _start_load(self, ref: ImageRef, manifest: Manifest, writer: ImageWriter) -> _ImageLoad:
         peers = choose_peers(ref.holders, node=self._sources.node, host=self._sources.host)
-        source = f"node:{peers[0].node}" if peers else "store" if self.reads_store else ""
+        source = _origin(peers[0].node) if peers else "store" if self.reads_store else ""
         # Late binding: the load is constructed from its target.
         target = PartialImage(writer, manifest, lambda nbytes: self._on_progress(load, nbytes))
         load = _ImageLoad(peers, source, target)
@@ -297,10 +302,10 @@ class ImageLoader:
         region = self._published.region(ref.image, ref.nbytes)
         try:
             await self._from_sources(load, ref)
-            load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
+            mapping = load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
             _keep_latest(self._origins)
-            self._origins[ref.image] = load.origins
-            self._check(ref.image)
+            self._origins[ref.image, mapping.inode] = load.origins
+            self._check(ref.image, mapping.inode)
         except BaseException as error:
             target.fail(error)
             _release_views(error)
@@ -343,7 +348,7 @@ class ImageLoader:
             yield store.label, partial(self._from_store, target, store)
             return
         if distrusted is not None:
-            load.peers = [peer for peer in load.peers if peer.node not in distrusted]
+            load.peers = [peer for peer in load.peers if _origin(peer.node) not in distrusted]
         if target.writer.is_resumed and distrusted is None:
             yield "host", partial(from_orphaned_file, target)
         buffer = self._sources.device_buffer(target.manifest.sha256)
@@ -358,7 +363,7 @@ class ImageLoader:
         ):
             yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, context)
         if load.peers and context is not None:
-            yield f"node:{load.peers[0].node}", partial(self._from_peers, load, context)
+            yield _origin(load.peers[0].node), partial(self._from_peers, load, context)
         if store is not None and not (distrusted and store.label in distrusted):
             yield store.label, partial(self._from_store, target, store)
 
@@ -367,17 +372,25 @@ class ImageLoader:
 
     async def _from_cast(self, load: _ImageLoad, cast: CastPlan, context: CastContext) -> None:
         load.casts.add(cast.cast_id)
-        self._log_report(load, await from_cast(cast, load.target, context))
+        await self._received(load, cast.members, from_cast(cast, load.target, context))
 
     async def _from_peers(self, load: _ImageLoad, context: CastContext) -> None:
         members = [CastMember(node=one.node, host=one.host, address=one.cast) for one in load.peers]
-        self._log_report(load, await from_peers(members, load.target, context))
+        await self._received(load, members, from_peers(members, load.target, context))
 
-    def _log_report(self, load: _ImageLoad, report: CastReport) -> None:
-        load.origins.update(report.bytes_by_peer)
+    async def _received(
+        self, load: _ImageLoad, offered: Sequence[CastMember], fetch: Awaitable[CastReport]
+    ) -> None:
+        """Record where the blocks came from: possibly all nodes if it fails, which leaves blocks behind."""
+        names: Iterable[str] = [member.node for member in offered]
+        try:
+            report = await fetch
+            names = report.bytes_by_peer
+        finally:
+            load.origins.update(map(_origin, names))
         if report.bytes_by_peer:
             most = max(report.bytes_by_peer, key=lambda node: report.bytes_by_peer[node])
-            load.source = f"node:{most}"
+            load.source = _origin(most)
         for node, choice in sorted(report.choices.items()):
             log.info(
                 "image %s, cast %s: %d bytes from %s over %s (%s) in %.3f s",
@@ -404,7 +417,12 @@ class ImageLoader:
             await cancel_and_wait(load.task)
 
 
-def _keep_latest(known: dict[str, set[str]]) -> None:
+def _origin(node: str) -> str:
+    """Return the name of a node as a source, whatever the node is called: `disk` is not the store."""
+    return f"node:{node}"
+
+
+def _keep_latest(known: dict[K, set[str]]) -> None:
     while len(known) >= _ORIGINS_KEPT:
         del known[next(iter(known))]
 

@@ -42,7 +42,9 @@ class ImageRegion:
         tier: HostTier,
         in_arena: Callable[[str], memoryview | None],
         on_gpu: Callable[[str], int | None] = lambda image: None,
+        check: Callable[[str, int], None] = lambda image, inode: None,
     ) -> None:
+        self._check = check
         self._image = image
         self._nbytes = nbytes
         self._tier = tier
@@ -183,6 +185,8 @@ class ImageRegion:
                 raise RegionGone(f"image {self._image[:12]} is no longer on this node")
             return buffer.toreadonly()
         loop = asyncio.get_running_loop()
+        if mapping is not self._mapping:
+            self._check(self._image, mapping.inode)  # another node of this host may have loaded it
         self._mapping = mapping
         self._last_used_s = loop.time()
         if self._timer is None:
@@ -208,7 +212,9 @@ class PublishedImages:
         tier: HostTier,
         in_arena: Callable[[str], memoryview | None],
         on_gpu: Callable[[str], int | None] = lambda image: None,
+        check: Callable[[str, int], None] = lambda image, inode: None,
     ) -> None:
+        self._check = check
         self._server = server
         self._tier = tier
         self._in_arena = in_arena
@@ -222,7 +228,7 @@ class PublishedImages:
         """Return the published region of an image that is cached or about to be loaded."""
         region = self._regions.get(image)
         if region is None:
-            region = ImageRegion(image, nbytes, self._tier, self._in_arena, self._on_gpu)
+            region = ImageRegion(image, nbytes, self._tier, self._in_arena, self._on_gpu, self._check)
             self._regions[image] = region
             self._server.publish(image, region)
         return region

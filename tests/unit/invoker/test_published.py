@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,17 @@ async def test_what_only_a_gpu_has_is_not_told_but_read_there(tier: HostTier) ->
     here.clear()
     with pytest.raises(RegionGone, match="no longer on this node"):
         await region.wait_for(0, 1)
+
+
+async def test_what_other_nodes_of_the_host_loaded_is_checked_when_served(tier: HostTier) -> None:
+    checked: list[tuple[str, int]] = []
+    region = ImageRegion(
+        DIGEST, len(CONTENT), tier, lambda _: None, check=lambda *found: checked.append(found)
+    )
+    writer = tier.begin(DIGEST, len(CONTENT))
+    assert isinstance(writer, ImageWriter)
+    with closing(writer.publish()) as mapping:
+        await region.wait_for(0, 1)
+        region.view(0, 1).release()
+        assert checked == [(DIGEST, mapping.inode)]
+    region.close()
