@@ -93,11 +93,13 @@ async def hold_lease(
 ) -> AsyncIterator[HeldLease]:
     """Hold the lease. Raises Conflict with the message `taken` where another process holds it."""
     lease = HeldLease(state, clock, name, f"{name}-{secrets.token_hex(8)}", ttl_s)
-    if not await lease.acquire():
-        raise Conflict(taken)
-    keeping = asyncio.create_task(lease.keep(), name=f"lease {name}")
-    try:
-        yield lease
+    try:  # an acquire without a reply may have succeeded
+        if not await lease.acquire():
+            raise Conflict(taken)
+        keeping = asyncio.create_task(lease.keep(), name=f"lease {name}")
+        try:
+            yield lease
+        finally:
+            await cancel_and_discard(keeping)
     finally:
-        await cancel_and_discard(keeping)
         await run_shielded(lease.release())

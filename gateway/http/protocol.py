@@ -23,6 +23,7 @@ from gateway.core.errors import ApiError
 from gateway.core.ids import new_request_id
 from gateway.http.connections import NO_LIMIT, ConnectionLimiter
 from gateway.http.disconnect import CONNECTION_END, ConnectionEnd
+from rdmacast.aio.closing import close_soon
 from rdmacast.aio.eager import COMPLETED, Ready
 
 MAX_HEAD_BYTES = 64 << 10
@@ -292,7 +293,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if idle_s < self.timeout_keep_alive:
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive - idle_s, self._on_idle_timer)
         else:
-            self.transport.close()
+            close_soon(self.transport)
 
     def _scope(self, version: str) -> Scope:
         url = self.url
@@ -354,7 +355,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 ApiError(408, "head_timeout", f"the request's head took more than {self._head_s:g} s")
             )
         else:
-            self.transport.close()
+            close_soon(self.transport)
 
     def _refuse_size(self) -> None:
         message = f"the request line and headers are over {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers"
@@ -375,4 +376,4 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 f"x-request-id: {new_request_id()}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-        self.transport.close()
+        close_soon(self.transport)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TypeVar, cast
 
 from rdmacast.address import TcpAddress, parse_url
+from rdmacast.aio.closing import abort, close_soon
 from rdmacast.errors import CastError, LinkClosed, PeerAuthError, ProtocolError
 from rdmacast.protocol.handshake import ClientHandshake, Handshake, Secret, ServerHandshake, Service
 
@@ -114,7 +115,7 @@ class _Handshaking(asyncio.Protocol):
                 self._socket.shutdown(socket.SHUT_RDWR)
         else:
             # What was written is still sent: a client of another version reads ours from it.
-            self._transport.close()
+            close_soon(self._transport)
 
     def _end(self, error: CastError | None) -> None:
         self._over = True
@@ -210,12 +211,12 @@ async def dial(
     try:
         await done
     except CastError as error:
-        _abort(transport)
+        abort(transport)
         if isinstance(error, PeerAuthError):
             logger.warning("%s: cannot authenticate with %s: %s", service.name, url, error)
         raise type(error)(f"{url}: {error}") from error
     except asyncio.CancelledError:
-        _abort(transport)
+        abort(transport)
         raise
     return made[0]
 
@@ -241,12 +242,6 @@ async def _connect(
     except UnicodeError as error:  # not a valid host name
         raise LinkClosed(f"cannot connect to {url}: {error}") from error
     return transport
-
-
-def _abort(transport: asyncio.WriteTransport) -> None:
-    # Python 3.11's TLS transport forgets its protocol when the connection is lost, and then cannot abort.
-    if getattr(transport, "_ssl_protocol", transport) is not None:
-        transport.abort()
 
 
 class ConnectionListener:

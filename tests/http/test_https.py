@@ -12,9 +12,10 @@ from gateway.core.settings import RequestLimits
 from rdmacast.protocol.tls import TlsFiles, load_client
 from registry.config.tls import TlsSettings
 from tests.fixtures.gateway_http import gateway
+from tests.fixtures.loops import on_both_loops
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import Platform
-from tests.fixtures.tls import issue
+from tests.fixtures.tls import issue, seconds_until_hung_up_on
 
 
 def test_a_platform_serves_https_and_channels_within_tls(tmp_path: Path, root: Path) -> None:
@@ -63,6 +64,18 @@ async def test_handshakes_that_never_end_are_bounded_and_end(tmp_path: Path, beg
         url = f"https://127.0.0.1:{port}/livez"
         async with httpx2.AsyncClient(verify=load_client(TlsFiles(ca=files.ca)), trust_env=False) as http:
             assert (await http.get(url)).status_code == 200
+
+
+@on_both_loops
+@pytest.mark.parametrize("sent", [b"", b"no request\r\n\r\n"], ids=["silent", "refused"])
+async def test_a_peer_that_never_ends_tls_soon_leaves_its_slot(tmp_path: Path, sent: bytes) -> None:
+    files = issue(tmp_path)
+    tls = TlsSettings(http=TlsFiles(cert=files.cert, key=files.key))
+    async with gateway(tls=tls, max_connections=1, limits=RequestLimits(first_byte_s=0.2)) as gw:
+        client = load_client(TlsFiles(ca=files.ca))
+        assert await asyncio.to_thread(seconds_until_hung_up_on, gw.server.port, client, sent) < 15
+        async with httpx2.AsyncClient(verify=client, trust_env=False) as http:
+            assert (await http.get(f"https://127.0.0.1:{gw.server.port}/livez")).status_code == 200
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:

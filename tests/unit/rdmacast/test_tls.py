@@ -22,7 +22,7 @@ from rdmacast.transports.tcp import TcpTransport
 from tests.fixtures.loops import on_both_loops
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.pulls import pull
-from tests.fixtures.tls import issue, tls_of_nodes
+from tests.fixtures.tls import issue, seconds_until_hung_up_on, tls_of_nodes
 from tests.fixtures.transport import CONTENT, NBYTES, SECRET
 
 
@@ -117,6 +117,15 @@ async def test_who_does_not_finish_tls_in_time_or_speaks_none_is_hung_up_on(said
     await reader.read()  # to the end: an alert may come first
     assert "0 in handshake" in repr(listener) and not ends.made
     writer.close()
+    listener.close()
+
+
+@on_both_loops
+async def test_a_peer_that_neither_authenticates_nor_ends_tls_is_soon_hung_up_on() -> None:
+    listener = await listening(Ends(), timeout_s=0.2)
+    port, tls = listener.endpoint.port, tls_of_nodes().client
+    assert tls is not None
+    assert await asyncio.to_thread(seconds_until_hung_up_on, port, tls) < 15
     listener.close()
 
 
