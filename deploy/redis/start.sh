@@ -5,6 +5,7 @@
 #
 # SECRETS/redis_password is that of clients, which may neither change, stop, dump nor empty the server;
 # SECRETS/backup_password that of the user "backup", which may only copy it. CONF is written anew.
+# There are no save points: the data is in the append-only file alone, and a failed snapshot stops nothing.
 set -eu
 umask 077
 
@@ -23,5 +24,6 @@ backup=$(digest "$secrets/backup_password")
 cat >"$conf" <<CONF
 user default reset on #$clients ~* +@all -@admin -@dangerous +info
 user backup reset on #$backup +ping +info +replconf +sync +psync
+save ""
 CONF
 exec redis-server "$conf" "$@"

@@ -1,5 +1,6 @@
 """asyncio helpers for the whole product: what asyncio lacks, or does at a higher cost.
 
+- `closing`: ends of connections whose peer may not answer
 - `eager`: coroutines that run up to their first wait at once
 - `groups`: concurrent coroutines that fail as one
 - `loop_lag`: a watchdog of the event loop

@@ -290,6 +290,8 @@ def _connection_factory(
             "socket_connect_timeout": timeout_s,
             "health_check_interval": HEALTH_CHECK_S,
         }
+        if refused := [option for option in options if option.startswith("ssl_")]:
+            raise ValueError(f"not {', '.join(refused)} but --redis-ca, --redis-cert and --redis-key")
         kind(**options)
     except (TypeError, ValueError) as error:
         raise InvalidRecord(f"invalid Redis URL {name!r}: {error}") from error

@@ -1,7 +1,9 @@
 """docker-compose.yml and the Dockerfile: well-formed, consistent, and understood by the programs."""
 
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -273,12 +275,36 @@ def test_own_containers_are_locked_down() -> None:
         assert name in ("redis", *ONCE) or service["init"]
 
 
-def test_no_secret_stands_in_the_file() -> None:
-    names = ("CLUSTER_SECRET", "REDIS_PASSWORD", "BACKUP_PASSWORD")
-    assert compose()["secrets"] == {name.lower(): {"environment": f"HYPERCAST_{name}"} for name in names}
-    assert f"for name in {' '.join(names)}; do" in FILE.read_text()
+def test_secrets_are_files_which_read_only_containers_can_mount() -> None:
+    names = ("cluster_secret", "redis_password", "backup_password")
+    assert compose()["secrets"] == {name: {"file": f"./secrets/{name}"} for name in names}
+    assert "/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
     for service in services().values():
         assert "environment" not in service
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
+def test_the_documented_commands_write_secrets_for_the_users_of_the_containers(tmp_path: Path) -> None:
+    header = FILE.read_text().partition("\nname:")[0]
+    lines = [line.removeprefix("#").strip() for line in header.splitlines()]
+    commands = [line for line in lines if "secrets" in line and line.startswith(("mkdir", "for", "sudo"))]
+    assert len(commands) == 4
+    documented = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    assert "\n".join(commands) in documented
+    made = subprocess.run(
+        ["sh", "-euc", 'sudo() { "$@"; }\n' + "\n".join(commands)], cwd=tmp_path, check=False
+    )
+    assert made.returncode == 0
+    for name, service in services().items():
+        uid, gid = map(int, service.get("user", "10001:10001").split(":"))
+        for secret in service.get("secrets", []):
+            file = tmp_path / compose()["secrets"][secret]["file"]
+            found = file.stat()
+            assert len(file.read_text().strip()) == 64 and not found.st_mode & 0o007, secret
+            readable = (found.st_uid == uid and found.st_mode & 0o400) or (
+                found.st_gid == gid and found.st_mode & 0o040
+            )
+            assert readable, f"{name} cannot read {secret}"
 
 
 def dockerfile() -> list[tuple[str, str]]:

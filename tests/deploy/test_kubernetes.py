@@ -204,7 +204,8 @@ def test_ports_exist_where_they_are_named() -> None:
             if action is not None:
                 assert action["port"] in {port["name"] for port in ports}
             else:
-                ask = ["sh", "/scripts/ready.sh", "/run/secrets/redis", "--tls", "--cacert"]
+                script = "ready" if probe == "readinessProbe" else "alive"
+                ask = ["sh", f"/scripts/{script}.sh", "/run/secrets/redis", "--tls", "--cacert"]
                 assert how["exec"]["command"] == [*ask, "/run/secrets/redis/ca.crt"]
 
 
@@ -430,6 +431,13 @@ def test_backups_have_room_and_are_restored_where_redis_looks() -> None:
     assert int(command[4]) * 1400e6 < nbytes(claim)
     job = objects("CronJob")["redis-backup"]["spec"]
     assert job["concurrencyPolicy"] == "Forbid" and command[5:8] == ["-h", "redis", "--tls"]
+    # Else their volume could be in another zone than that of Redis, and restore.yaml mounts both.
+    (near,) = container("redis-backup").pod["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert near["topologyKey"] == "topology.kubernetes.io/zone" and selected(near["labelSelector"]) == {
+        "redis"
+    }
     restore = container("redis-restore")
     assert restore.spec["command"] == ["sh", "/scripts/restore.sh", "/backups", "/data"]
     assert_mounted(restore, "/data")

@@ -49,9 +49,9 @@ class Deployed:
             command, env=self.environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         """Start it and return when ready.sh succeeds."""
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.data), "--save", ""]
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.data), *more]
         log = ["--logfile", str(self.data / "redis.log"), "--appendonly", "yes"]
         command = ["sh", str(SCRIPTS / "start.sh"), str(self.secrets), str(self.conf), *options, *log]
         self._process = subprocess.Popen(command, env=self.environ)
@@ -60,9 +60,9 @@ class Deployed:
             assert time.monotonic() < deadline and self._process.poll() is None
             time.sleep(0.02)
 
-    def stop(self) -> None:
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(by)
             self._process.wait(PATIENCE_S)
             self._process = None
 
@@ -123,6 +123,31 @@ def test_it_does_not_start_without_a_password(tmp_path: Path) -> None:
     (deployed.secrets / "redis_password").write_text("")
     started = deployed.script("start", deployed.secrets, deployed.conf, "--port", deployed.port)
     assert started.returncode == 1 and "no password in" in started.stderr and not deployed.conf.exists()
+
+
+def test_it_keeps_its_data_in_the_append_only_file_alone(redis: Deployed) -> None:
+    with redis.client() as client:
+        client.set("a", "1")
+    redis.stop()
+    assert not (redis.data / "dump.rdb").exists()
+
+
+def test_it_is_alive_but_not_ready_while_its_disk_fails(tmp_path: Path) -> None:
+    deployed = Deployed(tmp_path / "redis")
+    deployed.start("--save", "1", "1", "--dbfilename", "taken.rdb")
+    (deployed.data / "taken.rdb").mkdir()  # which no snapshot can replace
+    try:
+        with deployed.client() as client:
+            client.set("a", "1")
+            deadline = time.monotonic() + PATIENCE_S
+            while client.info("persistence")["rdb_last_bgsave_status"] != "err":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        assert deployed.script("ready", deployed.secrets, "-p", deployed.port).returncode
+        assert not deployed.script("alive", deployed.secrets, "-p", deployed.port).returncode
+    finally:
+        deployed.stop(signal.SIGKILL)  # it does not end by itself without a snapshot
+    assert deployed.script("alive", deployed.secrets, "-p", deployed.port).returncode
 
 
 def test_the_last_copies_are_kept_and_a_failed_one_leaves_none(redis: Deployed) -> None:

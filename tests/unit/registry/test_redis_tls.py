@@ -65,3 +65,9 @@ async def test_redis_within_mutual_tls_and_who_is_refused(tmp_path: Path) -> Non
         with pytest.raises(InvalidRecord, match="rediss://"):
             RedisState.connect(f"redis://localhost:{port}/0", tls=files)
         server.close()
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs=/ca.pem", "ssl_certfile=/c.pem", "ssl_cert_reqs=none"])
+def test_options_of_tls_in_the_url_are_refused(option: str) -> None:
+    with pytest.raises(InvalidRecord, match=f"{option.partition('=')[0]}.* --redis-ca, --redis-cert"):
+        RedisState.connect(f"rediss://localhost/0?{option}", tls=TlsFiles())
