@@ -53,7 +53,7 @@ class FairExecutor:
         """Return `function(*args)`, run in a thread; `nbytes` is the size of its input.
 
         A cancelled call leaves the queue; one that runs goes on to its end. Raises Unavailable if the
-        queues are full, or the executor is closed before the job has begun.
+        queues are full, or the executor is closed before the job has started.
         """
         self._check(tenant, nbytes)
         done = asyncio.get_running_loop().create_future()

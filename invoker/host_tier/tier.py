@@ -151,7 +151,7 @@ class HostTier:
         return None
 
     def discard(self, digest: str, inode: int) -> None:
-        """Remove this file of an image, whoever maps it: nobody opens it any more, and others learn why."""
+        """Remove this file of an image, also where it is mapped, and leave a marker with the reason."""
         path = self._folder.image(digest)
         with self._folder.locked():
             mark(rejected(path), inodes(rejected(path)) | {inode})

@@ -215,8 +215,8 @@ def test_probes_ask_what_the_gateway_serves() -> None:
         assert gateway[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "https", "scheme": "HTTPS"}
     served = {operation.path for operation in OPERATIONS}
     assert {"/livez", "/readyz", "/metrics"} <= served
-    told = template(objects("Deployment")["hypercast-gateway"])["metadata"]["annotations"]
-    assert int(told["prometheus.io/port"]) == ports_of("hypercast-gateway")["metrics"]
+    annotations = template(objects("Deployment")["hypercast-gateway"])["metadata"]["annotations"]
+    assert int(annotations["prometheus.io/port"]) == ports_of("hypercast-gateway")["metrics"]
 
 
 def secrets_of(volume: Object) -> list[Object]:

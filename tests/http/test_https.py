@@ -44,15 +44,15 @@ def test_a_platform_serves_https_and_channels_within_tls(tmp_path: Path, root: P
         platform.down()
 
 
-@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
-async def test_handshakes_that_never_end_are_bounded_and_end(tmp_path: Path, begun: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
+async def test_handshakes_that_never_end_are_bounded_and_end(tmp_path: Path, sent: bytes) -> None:
     files = issue(tmp_path)
     tls = TlsSettings(http=TlsFiles(cert=files.cert, key=files.key))
     async with gateway(tls=tls, max_connections=10, limits=RequestLimits(first_byte_s=2.0)) as gw:
         port = gw.server.port
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
         for _, writer in held:
-            writer.write(begun)
+            writer.write(sent)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert not await ended(reader)  # one address leaves room for others
         writer.close()
