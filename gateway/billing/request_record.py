@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from functools import cached_property
 
 from gateway.billing.outbox import Outbox
 from gateway.billing.outbox_record import OutboxRecord
@@ -175,6 +176,10 @@ class Biller:
         self._writes: deque[tuple[float, asyncio.Future[bool]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def __repr__(self) -> str:
         return f"<Biller {self._in_progress} in progress, {self.outbox!r}>"
 
@@ -203,11 +208,11 @@ class Biller:
             return
         self._in_progress += 1
         try:
-            until_s = asyncio.get_running_loop().time() + _WRITE_TIMEOUT_S
+            until_s = self._loop.time() + _WRITE_TIMEOUT_S
             try:
                 write = self._ledger.add_request(record)
             except Exception as error:  # a record that does not encode; reported by `_retry`
-                write = asyncio.get_running_loop().create_future()
+                write = self._loop.create_future()
                 write.set_exception(error)
             if not isinstance(write, asyncio.Future):
                 write = asyncio.ensure_future(write)
@@ -250,15 +255,14 @@ class Biller:
             self._writes.popleft()
         self._writes.append((until_s, write))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(until_s, self._on_timer)
+            self._timer = self._loop.call_at(until_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        loop = asyncio.get_running_loop()
         self._timer = None
-        while self._writes and (self._writes[0][1].done() or self._writes[0][0] <= loop.time()):
+        while self._writes and (self._writes[0][1].done() or self._writes[0][0] <= self._loop.time()):
             abandon(self._writes.popleft()[1])  # a no-op if it is done
         if self._writes:
-            self._timer = loop.call_at(self._writes[0][0], self._on_timer)
+            self._timer = self._loop.call_at(self._writes[0][0], self._on_timer)
 
     async def _retry(
         self, entry: OutboxRecord, first: "_WriteResult", write: asyncio.Future[bool], until_s: float

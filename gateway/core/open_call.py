@@ -4,6 +4,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
+from functools import cached_property
 from typing import Protocol, Self, cast
 
 from gateway.core.contract import (
@@ -29,6 +30,11 @@ class DeadlineTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._at_s = math.inf
 
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of all its calls: to look it up costs a system call each time."""
+        return asyncio.get_running_loop()
+
     def __repr__(self) -> str:
         return f"<DeadlineTimer {len(self.calls)} calls>"
 
@@ -42,11 +48,11 @@ class DeadlineTimer:
         if self._timer is not None:
             self._timer.cancel()
         self._at_s = at_s
-        self._timer = asyncio.get_running_loop().call_at(at_s, self._on_timer)
+        self._timer = self.loop.call_at(at_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer, self._at_s = None, math.inf
-        now_s = asyncio.get_running_loop().time()
+        now_s = self.loop.time()
         checked = [(call, call.check_deadline(now_s)) for call in self.calls]
         self.calls = {call for call, at_s in checked if at_s < math.inf}
         if self.calls:
@@ -87,7 +93,7 @@ class OpenCall(ABC):
     def __init__(self, call: FunctionCall, timer: DeadlineTimer) -> None:
         self.call = call
         self._timer = timer
-        self._loop = asyncio.get_running_loop()
+        self._loop = timer.loop
         self._started_s = self._progress_s = self._waiting_since_s = self._loop.time()
         self._reached: dict[str, float] = {}
 

@@ -17,9 +17,10 @@ Tick = Callable[[], Awaitable[float]]
 class ConnectionEnd:
     """The end of a client's connection: its callbacks run when the connection is lost."""
 
-    __slots__ = ("_lost", "callbacks")
+    __slots__ = ("_lost", "callbacks", "loop")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
         self.callbacks: set[Callable[[], None]] = set()
         self._lost = False
 
@@ -63,7 +64,7 @@ class CancelOnDisconnect:
         self._disarmed = True
 
     def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._end.loop)
         assert self._task is not None
         self._cancelling = self._task.cancelling()
         self._end.subscribe(self._on_lost)

@@ -155,7 +155,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._without_progress = 0
         self._refused = False
         self._in_head = False
-        self._end = ConnectionEnd()
+        self._end = ConnectionEnd(self.loop)
         self._idle_timer: asyncio.TimerHandle | None = None
         self._idle_since_s = 0.0
 

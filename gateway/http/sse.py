@@ -1,6 +1,7 @@
 """Server-sent events: the head, comments, events and end of a stream, in order."""
 
 import asyncio
+import time
 
 from starlette.types import Send
 
@@ -32,8 +33,7 @@ class ByteStream:
         self._send = send
         self._media_type = media_type
         self._write_timeout_s = write_timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._last_s = self._loop.time()
+        self._last_s = time.monotonic()
         self._order: asyncio.Lock  # of writes, once started: keepalives come from another task
         self.started = False
         self.ended = False
@@ -45,7 +45,7 @@ class ByteStream:
     @property
     def quiet_s(self) -> float:
         """Seconds since the last write."""
-        return self._loop.time() - self._last_s
+        return time.monotonic() - self._last_s
 
     async def start(self, headers: Headers) -> None:
         """Send the head, once."""
@@ -82,7 +82,7 @@ class ByteStream:
                             await started
         except TimeoutError:
             raise ClientGone("the client reads nothing") from None
-        self._last_s = self._loop.time()
+        self._last_s = time.monotonic()
 
 
 class EventStream(ByteStream):

@@ -45,8 +45,9 @@ Methods = dict[str, Endpoint]
 
 
 class Router:
-    """The endpoints of all operations. Fixed paths are a lookup, others are matched in the table's order.
+    """The endpoints of all operations.
 
+    Fixed paths are a lookup; others are matched in the table's order among those with their first segment.
     `around` adds to a handler what its operation declares.
     """
 
@@ -57,7 +58,7 @@ class Router:
         around: Callable[[Operation[H], Handler], Handler] = lambda _, handler: handler,
     ) -> None:
         self._fixed: dict[str, Methods] = {}
-        self._patterns: list[tuple[re.Pattern[str], Methods]] = []
+        self._patterns: dict[str, list[tuple[re.Pattern[str], Methods]]] = {}  # by first segment
         self._paths: dict[str, Methods] = {}
         for operation in operations:
             methods = self._paths.get(operation.path)
@@ -65,7 +66,7 @@ class Router:
                 methods = self._paths[operation.path] = {}
                 if _PARAMETER.search(operation.path):
                     pattern = re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", operation.path))
-                    self._patterns.append((pattern, methods))
+                    self._patterns.setdefault(_first_segment(operation.path), []).append((pattern, methods))
                 else:
                     self._fixed[operation.path] = methods
             methods[operation.method.upper()] = _endpoint(
@@ -83,7 +84,7 @@ class Router:
         path, method = scope["path"], scope["method"]
         methods = self._fixed.get(path)
         if methods is None:
-            for pattern, found in self._patterns:
+            for pattern, found in self._patterns.get(_first_segment(path), ()):
                 if match := pattern.fullmatch(path):
                     methods = found
                     scope["path_params"] = match.groupdict()
@@ -108,6 +109,10 @@ class Router:
         known = [name for name, methods in self._paths.items() if method in methods] or list(self._paths)
         close = difflib.get_close_matches(trimmed[:256], known, n=1, cutoff=_SUGGEST_RATIO)
         return close[0] if close else None
+
+
+def _first_segment(path: str) -> str:
+    return path[: path.find("/", 1)]
 
 
 def _endpoint(operation: Operation[H], handler: Handler) -> Endpoint:

@@ -87,7 +87,7 @@ class ChannelCall:
         while (reply := self.take()) is None:
             if self._end is not None:
                 raise self._end
-            self._wakeup = asyncio.get_running_loop().create_future()
+            self._wakeup = self._channel.connection.loop.create_future()
             try:
                 await self._wakeup
             finally:

@@ -41,9 +41,9 @@ class ChannelConnection(asyncio.Protocol):
 
     def __init__(self, settings: ChannelSettings) -> None:
         self._settings = settings
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._splitter = FrameSplitter(settings.max_frame_bytes)
-        self._keepalive = Keepalive(settings.ping_interval_s, settings.ping_timeout_s, self._loop.time())
+        self._keepalive = Keepalive(settings.ping_interval_s, settings.ping_timeout_s, self.loop.time())
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._out: list[bytes] = []
@@ -83,7 +83,7 @@ class ChannelConnection(asyncio.Protocol):
         """Send written frames, and those of callbacks that are scheduled already, after these callbacks."""
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._run_flush)
+            self.loop.call_soon(self._run_flush)
 
     async def writable(self) -> None:
         """Return once the peer accepts more. Raises ChannelClosed."""
@@ -128,13 +128,13 @@ class ChannelConnection(asyncio.Protocol):
         make_urgent(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("peername")[:2]
         self._peer = f"{host}:{port}"
-        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
+        self._timer = self.loop.call_later(self._keepalive.interval_s, self._check_peer)
 
     def data_received(self, data: bytes) -> None:
         closed = self.reason
         if closed is not None:
             return
-        self._keepalive.on_data(self._loop.time())
+        self._keepalive.on_data(self.loop.time())
         try:
             for kind, call, body in self._splitter.split(data):
                 if kind == _PING:
@@ -169,8 +169,8 @@ class ChannelConnection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _check_peer(self) -> None:
-        if self._keepalive.is_dead(self._loop.time()):
+        if self._keepalive.is_dead(self.loop.time()):
             self.shut(ChannelClosed(f"the peer was silent for {self._settings.ping_timeout_s:g} s"))
             return
         self.write(pack(ChannelFrameKind.PING, 0))
-        self._timer = self._loop.call_later(self._keepalive.interval_s, self._check_peer)
+        self._timer = self.loop.call_later(self._keepalive.interval_s, self._check_peer)

@@ -120,7 +120,7 @@ class _ServerConnection(ChannelConnection):
             self.write(pack_failure(id_, "bad_request", f"the request is malformed: {error}"))
             return
         call = self._calls[id_] = _ServerCall()
-        call.task = self._loop.create_task(self._serve(id_, call, request))
+        call.task = self.loop.create_task(self._serve(id_, call, request))
 
     async def _serve(self, id_: int, call: _ServerCall, request: Request) -> None:
         replies: AsyncIterator[Reply] | None = None

@@ -1,7 +1,7 @@
 """Batched writes of request records: all records that arrive during a write form the next batch."""
 
 import asyncio
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -20,13 +20,22 @@ from registry.redis.store import WRITE_WHEN_FULL
 # Add and count each record with a new id; a repetition changes nothing. A key's tokens are counted while it
 # has a token limit (registry/redis/quota.py creates the field), its cost always. A sum that overflows stays
 # at its maximum: an error would leave a record that is in no sum. A record of a closed day may be in the
-# archive: only the archive's writer of the present epoch adds it.
+# archive: only the archive's writer of the present epoch adds it. What a batch adds to one sum is added up
+# here first, as far as a script's numbers, which are floats, are exact.
 # KEYS records by-end days by-client-id archive-state; ARGV a msgpack array a record (see _packed).
 # Returns a digit a record, 1 if it was new, 2 if its day is closed: a list would cost its reader much more.
 _ADD_REQUESTS = LuaScript("""
-local function add(key, field, amount)
+local EXACT = 2 ^ 53
+local sums, has_tokens, days, ends, clients = {}, {}, {}, {}, {}
+local function increase(key, field, amount)
   local sum = redis.pcall('HINCRBY', key, field, amount)
   if type(sum) == 'table' and sum.err then redis.call('HSET', key, field, '9223372036854775807') end
+end
+local function add(key, field, amount)
+  local fields = sums[key] or {}
+  local sum = (fields[field] or 0) + tonumber(amount)
+  if sum >= EXACT then return increase(key, field, amount) end
+  sums[key], fields[field] = fields, sum
 end
 local state, added = redis.call('HMGET', KEYS[5], 'closed', 'epoch'), {}
 local closed = state[1] and tonumber(state[1])
@@ -38,15 +47,19 @@ for i = 1, #ARGV do
     added[i] = 0
   else
     added[i] = 1
-    redis.call('ZADD', KEYS[2], r[3], r[1])
-    redis.call('SADD', KEYS[3], r[4])
-    if r[12] ~= '' then redis.call('ZADD', KEYS[4], 0, r[12]) end
-    if redis.call('HEXISTS', r[5], 'tokens') == 1 then
-      add(r[5], 'tokens', r[6])
-    end
+    ends[#ends + 1], ends[#ends + 2] = r[3], r[1]
+    if not days[r[4]] then days[r[4]] = redis.call('SADD', KEYS[3], r[4]) end
+    if r[12] ~= '' then clients[#clients + 1], clients[#clients + 2] = 0, r[12] end
+    if not has_tokens[r[5]] then has_tokens[r[5]] = redis.call('HEXISTS', r[5], 'tokens') end
+    if has_tokens[r[5]] == 1 then add(r[5], 'tokens', r[6]) end
     for _, field in ipairs(r[8]) do add(r[7], field, r[9]) end
     for j = 1, #r[11], 2 do add(r[10], r[11][j], r[11][j + 1]) end
   end
+end
+if #ends > 0 then redis.call('ZADD', KEYS[2], unpack(ends)) end
+if #clients > 0 then redis.call('ZADD', KEYS[4], unpack(clients)) end
+for key, fields in pairs(sums) do
+  for field, sum in pairs(fields) do increase(key, field, string.format('%.0f', sum)) end
 end
 return redis.status_reply(table.concat(added))
 """)
@@ -98,6 +111,10 @@ class LedgerWriter:
         self._queue: list[_QueuedRecord] = []
         self._writing: asyncio.Task[None] | None = None
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def __repr__(self) -> str:
         return f"<LedgerWriter {len(self._queue)} waiting>"
 
@@ -107,7 +124,7 @@ class LedgerWriter:
         A record of a closed day needs the archive's present `epoch`. Cancelling the future drops a queued
         record, but does not stop a write in progress.
         """
-        added: Shieldable[bool] = Shieldable()
+        added: Shieldable[bool] = Shieldable(loop=self._loop)
         self._queue.append(_QueuedRecord(_packed(record, epoch), added))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="ledger writer")

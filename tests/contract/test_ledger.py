@@ -53,6 +53,15 @@ async def test_a_second_record_of_an_id_does_not_replace_the_first(ledger: Ledge
     assert (await ledger.request("r0")).cost_nanos == 45_200
 
 
+async def test_large_costs_written_together_are_added_exactly(empty_redis_url):
+    costs = [2**52 + 1, 2**52 + 1, 3, 2**60 + 1, 5]  # a double holds 53 bits
+    async with RedisState.connect(empty_redis_url) as ledger:
+        records = [request(f"r{n}", cost_nanos=cost) for n, cost in enumerate(costs)]
+        assert all(await asyncio.gather(*map(ledger.add_request, records)))
+        (row,) = await ledger.report(UsageFilter())
+        assert row.cost_nanos == sum(costs)
+
+
 async def test_a_cost_beyond_any_bound_leaves_no_record_without_sums(empty_redis_url):
     async with RedisState.connect(empty_redis_url) as ledger:
         added = await asyncio.gather(
