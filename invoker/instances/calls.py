@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 from invoker.engine.contract import EngineCall
 from invoker.instances.fair_lock import FairLock
@@ -135,13 +136,17 @@ class Calls:
         self._ended: dict[MeteredCall, NodeCall] = {}  # in order of their ends
         self._missed: dict[str, None] = {}  # the oldest first
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     def __repr__(self) -> str:
         return f"<Calls: {len(self._calls)} calls, {len(self._ended)} of them ended>"
 
     def open(self, account: MeterAccount, call_id: str) -> NodeCall:
         """Open a call that is handled until its `finish`, by this task; it is kept until settled."""
         self._orphan_previous(call_id)
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         call = NodeCall(self._meter.open_call(account, call_id), caller.get(), task, self._on_call_end)
         self._calls[call_id] = call
         return call
