@@ -238,7 +238,7 @@ async def _open_images(
 ) -> _Images:
     changed = accounting.publisher.node_changed
     device_cache = DeviceCache(memory.arena, setup.settings.keep_hot_s, setup.clock, changed)
-    checks = ImageChecks(memory.tier, accounting.counters)
+    checks = ImageChecks(memory.tier, accounting.counters, settle_s=setup.settings.checks_settle_s)
     published = PublishedImages(
         casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer, checks.add
     )

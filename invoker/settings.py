@@ -101,6 +101,7 @@ class Settings:
     kv_moves: KvPolicy
     journal_dir: Path | None
     log_level: str
+    checks_settle_s: float = 5.0  # without a start, before the check of a whole image begins
 
     @property
     def secrets(self) -> tuple[bytes, ...]:

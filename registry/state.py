@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from registry.records.api_key import ApiKey, SpendPeriod
-from registry.records.audit import AuditEntry, AuditLogName, AuditOutcome, AuditPage
+from registry.records.audit import CHANGES, AuditEntry, AuditLogName, AuditOutcome, AuditPage, AuditQuery
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
 from registry.records.fence import NO_FENCE, Fence
@@ -249,16 +249,8 @@ class AuditLog(Protocol):
         """Set the outcome of an entry that has none; ignored where it has one or was removed."""
         ...
 
-    async def audit_page(
-        self,
-        *,
-        log: AuditLogName = AuditLogName.CHANGES,
-        since: float | None = None,
-        until: float | None = None,
-        cursor: str = "",
-        limit: int = 100,
-    ) -> AuditPage:
-        """Return records of `[since, until)` (Unix seconds), the latest first, from before `cursor` if set.
+    async def audit_page(self, query: AuditQuery = CHANGES) -> AuditPage:
+        """Return the records that match, the latest first.
 
         Raises InvalidRecord for a cursor that no page had.
         """

@@ -1,6 +1,7 @@
 """/admin/audit: the audit log."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from gateway.requests.services import Services
 from gateway.schemas.answers import AuditAnswer, AuditView, view
 from gateway.schemas.parameters import AUDIT_LOG, CURSOR, LIMIT, OF_KEY, OF_OPERATION, SINCE, UNTIL
-from registry.records.audit import AuditLogName, AuditRecord
+from registry.records.audit import AuditLogName, AuditQuery, AuditRecord
 
 _MAX_PAGES = 50  # read for one answer, which may then hold fewer entries than there are
 
@@ -21,20 +22,23 @@ class AuditRoutes:
 
     async def entries(self, request: Request) -> msgspec.Struct:
         """List changes, the latest first; `next` is "" once there are no more."""
-        log = AuditLogName(AUDIT_LOG.read(request) or AuditLogName.CHANGES)
-        since, until, limit = SINCE.read(request), UNTIL.read(request), LIMIT.read(request)
+        query = AuditQuery(
+            log=AuditLogName(AUDIT_LOG.read(request) or AuditLogName.CHANGES),
+            since=SINCE.read(request),
+            until=UNTIL.read(request),
+            cursor=CURSOR.read(request) or "",
+            limit=LIMIT.read(request),
+        )
         key, operation = OF_KEY.read(request), OF_OPERATION.read(request)
-        cursor = CURSOR.read(request) or ""
         found: list[AuditRecord] = []
+        rest = query
         for _ in range(_MAX_PAGES):
-            page = await self._services.state.audit_page(
-                log=log, since=since, until=until, cursor=cursor, limit=limit - len(found)
-            )
+            page = await self._services.state.audit_page(rest)
             found += [one for one in page.records if _is_wanted(one, key, operation)]
-            cursor = page.cursor
-            if not cursor or len(found) == limit:
+            rest = replace(query, cursor=page.cursor, limit=query.limit - len(found))
+            if not rest.cursor or not rest.limit:
                 break
-        answer: msgspec.Struct = AuditAnswer(entries=_shown(found), next=cursor)
+        answer: msgspec.Struct = AuditAnswer(entries=_shown(found), next=rest.cursor)
         return answer
 
 

@@ -14,7 +14,6 @@ from invoker.host_tier.tier import HostTier
 from rdmacast.aio.threads import run_in_thread
 
 STEP_BYTES = 4 << 20
-SETTLE_S = 5.0  # without a start, before a check begins
 _PAUSE_FACTOR = 3  # of a step's duration: a quarter of one core
 _MAX_WAIT_S = 60.0  # of an image, for starts of this node: a node that always starts something checks, too
 _WAIT_S = 0.05
@@ -30,9 +29,10 @@ class ImageChecks:
     One that is evicted first is not checked. Belongs to the event loop.
     """
 
-    def __init__(self, tier: HostTier, counters: Counters) -> None:
+    def __init__(self, tier: HostTier, counters: Counters, *, settle_s: float) -> None:
         self._tier = tier
         self._counters = counters
+        self._settle_s = settle_s  # without a start, before a check begins
         self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self._queued: set[tuple[str, int]] = set()
         self._is_starting: Callable[[], bool] = lambda: False
@@ -56,7 +56,7 @@ class ImageChecks:
         while True:
             image, inode = await self._queue.get()
             self._waited_s = quiet_s = 0.0
-            while quiet_s < SETTLE_S and self._waited_s < _MAX_WAIT_S:
+            while quiet_s < self._settle_s and self._waited_s < _MAX_WAIT_S:
                 quiet_s = 0.0 if is_starting() else quiet_s + _WAIT_S
                 await self._wait()
             self._queued.discard((image, inode))

@@ -6,7 +6,7 @@ Processes read the file again when it changes; connections that are open stay as
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rdmacast.protocol.handshake import Secret
@@ -27,12 +27,15 @@ def cluster_secret(path: Path | None, environ: Mapping[str, str]) -> Secret:
     return Reloaded(lambda: _read(path), (path,))
 
 
-def rotate_secret(path: Path) -> None:
-    """Put a new secret before the one of a file. Raises Conflict if there are two, InvalidRecord, OSError."""
+def rotate_secret(path: Path, sync: Callable[[int], None] = os.fsync) -> None:
+    """Put a new secret before the one of a file. Raises Conflict if there are two, InvalidRecord, OSError.
+
+    `sync` writes a file's or folder's data to its disk.
+    """
     held = _read(path)
     if len(held) > 1:
         raise Conflict(f"{path} has two secrets already: finish that rotation first (--finish)")
-    replace_secret(path, (secrets.token_hex(32).encode(), *held))
+    replace_secret(path, (secrets.token_hex(32).encode(), *held), sync)
 
 
 def finish_rotation(path: Path) -> None:
@@ -43,7 +46,7 @@ def finish_rotation(path: Path) -> None:
     replace_secret(path, held[:1])
 
 
-def replace_secret(path: Path, held: Sequence[bytes]) -> None:
+def replace_secret(path: Path, held: Sequence[bytes], sync: Callable[[int], None] = os.fsync) -> None:
     """Replace a secret file as a whole; its owner stays, and whether its group reads it.
 
     Raises OSError.
@@ -57,13 +60,13 @@ def replace_secret(path: Path, held: Sequence[bytes]) -> None:
             os.fchmod(file.fileno(), 0o600 | former.st_mode & 0o040)
             file.write(b"".join(secret + b"\n" for secret in held))
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        sync(folder)
     finally:
         os.close(folder)
 

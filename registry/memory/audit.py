@@ -2,7 +2,15 @@
 
 from registry.errors import InvalidRecord
 from registry.keys import AUDIT_LENGTH
-from registry.records.audit import AuditEntry, AuditLogName, AuditOutcome, AuditPage, AuditRecord
+from registry.records.audit import (
+    CHANGES,
+    AuditEntry,
+    AuditLogName,
+    AuditOutcome,
+    AuditPage,
+    AuditQuery,
+    AuditRecord,
+)
 from registry.state import AuditLog
 
 
@@ -27,24 +35,17 @@ class MemoryAudit(AuditLog):
         if known is not None and known.outcome is None:
             self._records[log][entry_id] = AuditRecord(entry=known.entry, outcome=outcome)
 
-    async def audit_page(
-        self,
-        *,
-        log: AuditLogName = AuditLogName.CHANGES,
-        since: float | None = None,
-        until: float | None = None,
-        cursor: str = "",
-        limit: int = 100,
-    ) -> AuditPage:
-        ids = list(self._records[log])
-        if cursor and cursor not in ids:
-            raise InvalidRecord(f"unknown cursor {cursor!r}")
-        earlier = ids[: ids.index(cursor)] if cursor else ids
-        found = [self._records[log][one] for one in reversed(earlier)]
+    async def audit_page(self, query: AuditQuery = CHANGES) -> AuditPage:
+        records = self._records[query.log]
+        ids = list(records)
+        if query.cursor and query.cursor not in ids:
+            raise InvalidRecord(f"unknown cursor {query.cursor!r}")
+        earlier = ids[: ids.index(query.cursor)] if query.cursor else ids
+        since, until = query.since, query.until
         found = [
-            one
-            for one in found
-            if (since is None or one.entry.at >= since) and (until is None or one.entry.at < until)
+            record
+            for record in map(records.__getitem__, reversed(earlier))
+            if (since is None or record.entry.at >= since) and (until is None or record.entry.at < until)
         ]
-        cursor = found[limit - 1].entry.id if len(found) >= limit else ""
-        return AuditPage(records=found[:limit], cursor=cursor)
+        cursor = found[query.limit - 1].entry.id if len(found) >= query.limit else ""
+        return AuditPage(records=found[: query.limit], cursor=cursor)

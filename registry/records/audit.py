@@ -52,6 +52,20 @@ class AuditRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditQuery:
+    """Records of a log that were entered in `[since, until)` (Unix seconds), before `cursor` if set."""
+
+    log: AuditLogName = AuditLogName.CHANGES
+    since: float | None = None
+    until: float | None = None
+    cursor: str = ""
+    limit: int = 100
+
+
+CHANGES = AuditQuery()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPage:
     """Some records, the latest first, and the cursor of earlier ones ("" at the end)."""
 

@@ -7,7 +7,15 @@ repeated: its id is in the hash from then on.
 from registry import keys
 from registry.codec import decode, encode
 from registry.errors import InvalidRecord
-from registry.records.audit import AuditEntry, AuditLogName, AuditOutcome, AuditPage, AuditRecord
+from registry.records.audit import (
+    CHANGES,
+    AuditEntry,
+    AuditLogName,
+    AuditOutcome,
+    AuditPage,
+    AuditQuery,
+    AuditRecord,
+)
 from registry.redis.connections import LuaScript
 from registry.redis.store import WRITE_WHEN_FULL, RedisStore
 
@@ -60,20 +68,13 @@ class RedisAudit(RedisStore):
             _END, [keys.audit_outcomes(log)], [entry_id, encode(outcome)], replicated=True
         )
 
-    async def audit_page(
-        self,
-        *,
-        log: AuditLogName = AuditLogName.CHANGES,
-        since: float | None = None,
-        until: float | None = None,
-        cursor: str = "",
-        limit: int = 100,
-    ) -> AuditPage:
-        first = "-" if since is None else str(round(since * 1000))
-        last = "+" if until is None else str(max(0, round(until * 1000) - 1))
-        if cursor:
-            last = _before(cursor)
-        found = await self._redis.call("XREVRANGE", keys.audit(log), last, first, "COUNT", limit)
+    async def audit_page(self, query: AuditQuery = CHANGES) -> AuditPage:
+        log = query.log
+        first = "-" if query.since is None else str(round(query.since * 1000))
+        last = "+" if query.until is None else str(max(0, round(query.until * 1000) - 1))
+        if query.cursor:
+            last = _before(query.cursor)
+        found = await self._redis.call("XREVRANGE", keys.audit(log), last, first, "COUNT", query.limit)
         if not found:
             return AuditPage(records=())
         outcomes = await self._redis.call("HMGET", keys.audit_outcomes(log), *(body[1] for _, body in found))
@@ -84,7 +85,7 @@ class RedisAudit(RedisStore):
             )
             for (_, body), raw in zip(found, outcomes, strict=True)
         ]
-        return AuditPage(records=records, cursor=found[-1][0].decode() if len(found) == limit else "")
+        return AuditPage(records=records, cursor=found[-1][0].decode() if len(found) == query.limit else "")
 
 
 def _before(cursor: str) -> str:

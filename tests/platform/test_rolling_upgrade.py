@@ -175,7 +175,13 @@ class Load:
     cluster: Cluster
     works: Sequence[RequestTemplate]
     issued: list[IssuedRequest] = field(default_factory=list)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
+
+    def failed(self) -> str:
+        """Return what failed, and the logs then."""
+        failed = [str(one) for one in self.issued if one.fate is not RequestFate.ACKNOWLEDGED]
+        return "\n".join([*failed[:20], self.cluster.logs()]) if failed else ""
 
     async def run_client(self, number: int) -> None:
         for turn in itertools.count():
@@ -186,16 +192,18 @@ class Load:
             work = self.works[(number + turn) % len(self.works)]
             issued, _ = await client.ask(f"load-{number}-{turn}", work, LIMIT_S)
             self.issued.append(issued)
+            self.answered.set()
             if issued.fate is not RequestFate.ACKNOWLEDGED:
-                await asyncio.sleep(0.1)
+                return
 
     async def some_more(self) -> None:
-        """Wait until more requests have been answered."""
-        seen = len(self.issued)
-        deadline = time.monotonic() + PATIENCE_S
-        while len(self.issued) < seen + ENOUGH:
-            assert time.monotonic() < deadline, self.cluster.logs()
-            await asyncio.sleep(0.05)
+        """Wait until more requests have been answered, none of them with a failure."""
+        wanted = len(self.issued) + ENOUGH
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.issued) < wanted and not self.failed():
+                self.answered.clear()
+                await self.answered.wait()
+        assert not self.failed(), self.failed()
 
 
 @asynccontextmanager
@@ -241,8 +249,7 @@ async def upgrade(cluster: Cluster, earlier: Path, first: str) -> None:
                 name = f"after-{one.name}"
                 await asyncio.to_thread(cluster.command, ROOT, "deploy", "builtin:echo", "--name", name)
                 await asyncio.to_thread(cluster.command, ROOT, "invoke", name, "--data", "{}")
-    failed = [str(one) for one in load.issued if one.fate is not RequestFate.ACKNOWLEDGED]
-    assert not failed, "\n".join([*failed[:20], cluster.logs()])
+    assert not load.failed(), load.failed()
     # A difference ends the command with 1.
     await asyncio.to_thread(cluster.command, ROOT, "usage", "check", "--wait", "20s")
 

@@ -1,20 +1,18 @@
 """A peer that serves other bytes with right checksums of units: found by the SHA-256 of the whole."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 
 from invoker.base.counters import Counters
 from invoker.host_tier.tier import HostTier
-from invoker.loading import image_checks
 from invoker.loading.image_checks import ImageChecks
 from rdmacast.aio.groups import cancel_and_wait
 from registry.errors import RemoteError
-from registry.images import verify
-from registry.images.verify import CHECKSUM_BYTES
+from registry.images.verify import unit_checksums
 from registry.messages.node import WarmImage
 from tests.fixtures.host_tier import begin, digest, fill
 from tests.fixtures.invoker import (
@@ -23,35 +21,56 @@ from tests.fixtures.invoker import (
     FakeImage,
     FakeNode,
     generate,
+    image_of,
     make_image,
     start_request,
-    two_nodes,
 )
 from tests.fixtures.patience import PATIENCE_S
 
 OpenTier = Callable[..., HostTier]
-FORGED_AT = 5
+FORGED_AT = (5, 69)  # in the first words of two stripes of 64 bytes
+SETTLE_S = 0.05
 
 
-@pytest.fixture(autouse=True)
-def colliding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give forged units the checksum of the genuine ones, as if a collision had been found."""
-    genuine = verify.xxhash.xxh3_128_digest
+def forgeable() -> FakeImage:
+    """Return an image with a collision in its first unit.
 
-    def digest(unit: memoryview) -> bytes:
-        data = bytes(unit)
-        return genuine(data[:FORGED_AT] + b"\0" + data[FORGED_AT + 1 :])[:CHECKSUM_BYTES]
+    XXH3 adds words of data to its lanes, and products of the halves of (word xor secret). Two words of one
+    lane have halves equal to those of the secret here, so their products are 0 and only their sum counts.
+    """
+    data = bytearray(make_image("a", 1 << 20).data)
+    for at, secret, byte in zip(FORGED_AT, ("b8fe6c39", "7c01812c"), (0, 1), strict=True):
+        data[at - 5 : at - 1] = bytes.fromhex(secret)
+        data[at] = byte
+    return image_of(bytes(data))
 
-    monkeypatch.setattr(verify.xxhash, "xxh3_128_digest", digest)
-    monkeypatch.setattr(image_checks, "SETTLE_S", 0.05)
+
+def forged(image: FakeImage) -> bytes:
+    """Return other bytes with the same checksums of units."""
+    data = bytearray(image.data)
+    for at in FORGED_AT:
+        data[at] ^= 1
+    assert unit_checksums(memoryview(data)) == image.manifest.units
+    return bytes(data)
 
 
 def forge(folder: Path, image: FakeImage) -> None:
-    """Change a byte of a node's copy, as a node that was taken over would."""
+    """Change a node's copy, as a node that was taken over would."""
     (path,) = folder.glob(f"*/{image.digest}")
     with path.open("r+b") as file:
-        file.seek(FORGED_AT)
-        file.write(bytes([image.data[FORGED_AT] ^ 1]))
+        file.write(forged(image)[: FORGED_AT[-1] + 1])
+
+
+@asynccontextmanager
+async def two_nodes(folder: Path, image: FakeImage) -> AsyncIterator[tuple[FakeCluster, FakeNode, FakeNode]]:
+    """Two nodes which check images soon, and a store which has the image."""
+    async with (
+        FakeCluster(folder, settle_s=SETTLE_S) as cluster,
+        cluster.node("n0", "h0") as first,
+        cluster.node("n1", "h1") as second,
+    ):
+        await cluster.put(image)
+        yield cluster, first, second
 
 
 async def counted(node: FakeNode, counter: str) -> None:
@@ -80,7 +99,7 @@ class CheckedTier:
 
     def __init__(self, tier: HostTier) -> None:
         self.tier = tier
-        self.checks = ImageChecks(tier, Counters())
+        self.checks = ImageChecks(tier, Counters(), settle_s=SETTLE_S)
         self.rejected: list[tuple[str, int]] = []
 
     async def rejects(self) -> None:
@@ -99,7 +118,7 @@ class CheckedTier:
 
 
 async def test_a_genuine_image_is_verified_once(tmp_path: Path) -> None:
-    image = make_image("a", 1 << 20)
+    image = forgeable()
     async with two_nodes(tmp_path, image) as (cluster, first, _):
         await first.ask(WarmImage(image=image.ref()))
         await counted(first, "images_verified")
@@ -109,7 +128,7 @@ async def test_a_genuine_image_is_verified_once(tmp_path: Path) -> None:
 
 
 async def test_a_forged_image_is_dropped_and_loaded_from_the_store(tmp_path: Path) -> None:
-    image = make_image("a", 1 << 20)
+    image = forgeable()
     async with two_nodes(tmp_path, image) as (cluster, first, second):
         await first.ask(WarmImage(image=image.ref()))
         await counted(first, "images_verified")
@@ -129,7 +148,7 @@ async def test_a_forged_image_is_dropped_and_loaded_from_the_store(tmp_path: Pat
 
 
 async def test_the_store_is_trusted_after_it_completed_what_a_forger_began(tmp_path: Path) -> None:
-    image = make_image("a", 1 << 20)
+    image = forgeable()
     async with two_nodes(tmp_path, image) as (cluster, first, second):
         await first.ask(WarmImage(image=image.ref()))
         await counted(first, "images_verified")
@@ -148,9 +167,9 @@ async def test_the_store_is_trusted_after_it_completed_what_a_forger_began(tmp_p
 
 
 async def test_instances_of_a_forged_image_fail_and_it_is_served_no_more(tmp_path: Path) -> None:
-    image = make_image("a", 1 << 20)
+    image = forgeable()
     async with (
-        FakeCluster(tmp_path) as cluster,
+        FakeCluster(tmp_path, settle_s=SETTLE_S) as cluster,
         cluster.node("n0", "h0") as first,
         cluster.node("n1", "h1", engines=FakeEngines(early=True)) as second,
         cluster.node("n2", "h2") as third,
@@ -173,9 +192,9 @@ async def test_instances_of_a_forged_image_fail_and_it_is_served_no_more(tmp_pat
 
 
 async def test_all_nodes_of_a_host_drop_a_forged_image(tmp_path: Path) -> None:
-    image = make_image("a", 1 << 20)
+    image = forgeable()
     async with (
-        FakeCluster(tmp_path) as cluster,
+        FakeCluster(tmp_path, settle_s=SETTLE_S) as cluster,
         cluster.node("n0", "h0") as first,
         cluster.node("n1", "h1") as second,
         cluster.node("n2", "h1", engines=FakeEngines(early=True)) as third,
@@ -235,11 +254,11 @@ async def test_an_evicted_image_is_not_rejected_nor_one_that_reuses_an_inode(ope
 
 
 async def test_a_damaged_store_is_found_by_the_whole_image(tmp_path: Path) -> None:
-    image = make_image("a", 1 << 20)
+    image = forgeable()
     async with two_nodes(tmp_path, image) as (cluster, first, _):
         blob = cluster.blob(image)
         blob.chmod(0o600)
-        blob.write_bytes(image.data[:FORGED_AT] + bytes([image.data[FORGED_AT] ^ 1]) + image.data[6:])
+        blob.write_bytes(forged(image))
         await first.ask(WarmImage(image=image.ref()))
         await counted(first, "images_rejected")
         with pytest.raises(RemoteError, match="cannot be loaded"):

@@ -70,14 +70,13 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     assert link.is_symlink() and len(secrets_of(secret)) == 2
 
 
-def test_a_failed_write_leaves_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file(path: Path) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     before = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        rotate_secret(path)
+        rotate_secret(path, full)
     assert path.read_bytes() == before and [*path.parent.iterdir()] == [path]
 
 
