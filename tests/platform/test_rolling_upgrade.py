@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -175,6 +176,7 @@ class Load:
     cluster: Cluster
     works: Sequence[RequestTemplate]
     issued: list[IssuedRequest] = field(default_factory=list)
+    under_way: Counter[str] = field(default_factory=Counter)  # by URL
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
 
@@ -190,11 +192,21 @@ class Load:
             url = self.cluster.serving[(number + turn) % len(self.cluster.serving)]
             client = TenantClient(0, url, "acme", self.cluster.admin_key)
             work = self.works[(number + turn) % len(self.works)]
+            self.under_way[url] += 1
             issued, _ = await client.ask(f"load-{number}-{turn}", work, LIMIT_S)
+            self.under_way[url] -= 1
             self.issued.append(issued)
             self.answered.set()
             if issued.fate is not RequestFate.ACKNOWLEDGED:
                 return
+
+    async def take_out(self, old: Process, new: Process) -> None:
+        """Send no more to the old gateway, as a load balancer does before it is terminated."""
+        self.cluster.serving = [new.url if url == old.url else url for url in self.cluster.serving]
+        async with asyncio.timeout(PATIENCE_S):
+            while self.under_way[old.url] and not self.failed():
+                self.answered.clear()
+                await self.answered.wait()
 
     async def some_more(self) -> None:
         """Wait until more requests have been answered, none of them with a failure."""
@@ -243,7 +255,7 @@ async def upgrade(cluster: Cluster, earlier: Path, first: str) -> None:
         replaced = {"gateways": gateways, "nodes": nodes}
         for kind in sorted(replaced, key=lambda kind: kind != first):
             for one in replaced[kind]:
-                await (replace_gateway if kind == "gateways" else replace_node)(cluster, one)
+                await (replace_gateway if kind == "gateways" else replace_node)(load, one)
                 await load.some_more()
                 # A function of which no instance runs: the releases start one together.
                 name = f"after-{one.name}"
@@ -254,13 +266,13 @@ async def upgrade(cluster: Cluster, earlier: Path, first: str) -> None:
     await asyncio.to_thread(cluster.command, ROOT, "usage", "check", "--wait", "20s")
 
 
-async def replace_gateway(cluster: Cluster, old: Process) -> None:
-    new = await cluster.start_gateway(ROOT, "gateway")
-    await cluster.until(new, lambda: status(f"{new.url}/readyz") == 200)
-    cluster.serving = [new.url if url == old.url else url for url in cluster.serving]
-    await cluster.stop(old)
+async def replace_gateway(load: Load, old: Process) -> None:
+    new = await load.cluster.start_gateway(ROOT, "gateway")
+    await load.cluster.until(new, lambda: status(f"{new.url}/readyz") == 200)
+    await load.take_out(old, new)
+    await load.cluster.stop(old)
 
 
-async def replace_node(cluster: Cluster, old: Process) -> None:
-    await cluster.start_node(ROOT, "node")
-    await cluster.stop(old)
+async def replace_node(load: Load, old: Process) -> None:
+    await load.cluster.start_node(ROOT, "node")
+    await load.cluster.stop(old)
