@@ -7,6 +7,7 @@ connections: here it listens, and responds 503, until nothing is in flight.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 
@@ -24,6 +25,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _SHUTDOWN_S = 2  # for connections that are open after the grace time
 _KEEP_ALIVE_S = 75
+_DATE_S = 1.0  # the resolution of the header `date`
 _TRIM_AFTER_S = 5.0  # when many connections have closed, and their last objects are freed
 
 
@@ -52,6 +54,7 @@ class GatewayServer(uvicorn.Server):
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave = asyncio.Event()
+        self._drained = asyncio.Event()
         self.listening = asyncio.Event()
 
     @property
@@ -64,6 +67,8 @@ class GatewayServer(uvicorn.Server):
         """Handle a signal; uvicorn installs this."""
         if self._leave.is_set():
             self.force_exit = self.should_exit = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._drained.set)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self.leave)
 
@@ -88,6 +93,27 @@ class GatewayServer(uvicorn.Server):
         self.listening.set()
         _log.info("listening on %s://%s:%d", self._settings.scheme, self._settings.host, self.port)
 
+    async def main_loop(self) -> None:
+        """Serve until drained, which wakes this at once; uvicorn's own looks ten times a second."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), _DATE_S)
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Close the connections; after `_SHUTDOWN_S` cancel what still sends. Uvicorn's waits for none, too."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)  # what was idle is closed then
+        try:
+            await asyncio.wait_for(self._wait_tasks_to_complete(), _SHUTDOWN_S)
+        except TimeoutError:
+            tasks = self.server_state.tasks
+            _log.error("shutdown took %d s: cancelling %d tasks", _SHUTDOWN_S, len(tasks))
+            for task in tasks:
+                task.cancel()
+
     async def _drain(self) -> None:
         await self._leave.wait()
         self._limiter.drain()
@@ -98,6 +124,7 @@ class GatewayServer(uvicorn.Server):
         if not quiet:
             _log.warning("grace time over: cancelling %d requests", self._limiter.in_flight)
         self.should_exit = True
+        self._drained.set()
 
 
 def _protocol_factory(

@@ -21,6 +21,7 @@ from registry.records.usage import RequestRecord
 from registry.redis.state import RedisState
 from registry.state import UsageFilter
 from tests.fixtures.platform import COMMAND_S, Platform
+from tests.fixtures.tls import NO_AUTHORITY
 
 TOKENS, LONG = 160, 900
 IDLE_US = 1_000_000  # of a node, beyond any pause between two steps of a sequence
@@ -103,6 +104,7 @@ def ask(url: str, key: str, timeout_s: float = COMMAND_S) -> tuple[int, str, flo
             headers={"authorization": f"Bearer {key}"},
             timeout=timeout_s,
             trust_env=False,
+            verify=NO_AUTHORITY,
         )
     except httpx2.TransportError:
         return 0, "", time.monotonic() - began
@@ -135,7 +137,7 @@ class Stream:
         headers = {"authorization": f"Bearer {key}"}
         try:
             async with (
-                httpx2.AsyncClient(timeout=COMMAND_S, trust_env=False) as http,
+                httpx2.AsyncClient(timeout=COMMAND_S, trust_env=False, verify=NO_AUTHORITY) as http,
                 http.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response,
             ):
                 self.request_id = response.headers["x-request-id"]

@@ -12,6 +12,7 @@ from registry.records.change import FunctionChanged
 from registry.records.function import Function
 from registry.records.live import LiveMode, LivePipeline, LiveStage
 from tests.fixtures.control import make_version
+from tests.fixtures.loops import in_virtual_time
 from tests.fixtures.recording_state import RecordingState
 
 
@@ -27,6 +28,7 @@ def decision(reason: str) -> LiveDecision:
     return LiveDecision(way=LiveMode.PIPELINE, reason=reason)
 
 
+@in_virtual_time
 async def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> None:
     state, key = RecordingState(), VersionKey("deleted", 1)
     publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
@@ -47,6 +49,7 @@ async def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> N
     publishing.cancel()
 
 
+@in_virtual_time
 async def test_a_pipeline_is_renewed_however_much_others_change() -> None:
     state, quiet, busy = RecordingState(), VersionKey("quiet", 1), VersionKey("busy", 1)
     publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
@@ -64,6 +67,7 @@ async def test_a_pipeline_is_renewed_however_much_others_change() -> None:
     publishing.cancel()
 
 
+@in_virtual_time
 async def test_decisions_on_versions_that_are_current_no_more_are_forgotten() -> None:
     state_cache = ClusterStateCache()
     function = Function(name="f", current=2, versions=(1, 2), created_at=0.0)
