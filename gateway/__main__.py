@@ -19,7 +19,7 @@ from gateway.api.blob_collector import BlobCollector
 from gateway.billing.request_record import Biller
 from gateway.cluster.dialer import channel_dialer
 from gateway.control.assembly import Control, ControlSettings, make_control
-from gateway.control.daily_archive import DailyArchive
+from gateway.control.daily_archive import ArchiveLag, DailyArchive
 from gateway.core.audit_writer import AuditWriter
 from gateway.core.settings import GatewaySettings, parse
 from gateway.http.audit_file import write_audit_lines
@@ -113,6 +113,7 @@ async def run(settings: GatewaySettings) -> None:
         health = HealthCheck(state, partial(fill, settings, state, config, audit))
         archive = LedgerArchive.open(state, store, clock)
         stack.push_async_callback(archive.aclose)
+        lag = ArchiveLag(clock)
         control = await stack.enter_async_context(
             make_control(
                 state=state,
@@ -125,7 +126,7 @@ async def run(settings: GatewaySettings) -> None:
                     link_bytes_s=settings.link_bytes_s,
                     cluster_secret=settings.secret,
                 ),
-                daily_archive=partial(DailyArchive, archive.archiver, audit=audit),
+                daily_archive=partial(DailyArchive, archive.archiver, audit=audit, lag=lag),
             )
         )
         services = make_services(
@@ -136,7 +137,12 @@ async def run(settings: GatewaySettings) -> None:
             cluster=control.cluster,
             clock=clock,
             biller=Biller(archive.ledger, health, clock, control.settlement.add),
-            metrics=Metrics(control.cluster.view, lambda: control_facts(control)),
+            metrics=Metrics(
+                control.cluster.view,
+                lambda: control_facts(control),
+                clock=clock,
+                archive_lag_s=lag.seconds,
+            ),
         )
         stack.push_async_callback(services.aclose)
         control.state_cache.subscribe_ready(services.metrics.note_start)

@@ -33,8 +33,9 @@ from invoker.links.listener import StageListener
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.cast_fetch import CastContext
+from invoker.loading.fetch_order import LoadSources
 from invoker.loading.image_checks import ImageChecks
-from invoker.loading.loader import ImageLoader, LoadSources
+from invoker.loading.loader import ImageLoader
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import reach_store
 from invoker.loading.transports import CastTransports, make_connector, open_transports

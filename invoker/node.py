@@ -18,7 +18,8 @@ from invoker.instances.manager import Instances
 from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
-from invoker.loading.loader import ImageLoader, ProgressThrottle
+from invoker.loading.loader import ImageLoader
+from invoker.loading.progress import ProgressThrottle
 from invoker.loading.published import PublishedImages
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena

@@ -25,7 +25,8 @@ from invoker.instances.device_cache import DeviceCache
 from invoker.instances.instance import Instance
 from invoker.instances.manager import Instances
 from invoker.instances.starting import InstanceContext
-from invoker.loading.loader import ImageLoader, LoadSources
+from invoker.loading.fetch_order import LoadSources
+from invoker.loading.loader import ImageLoader
 from invoker.loading.published import PublishedImages
 from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter

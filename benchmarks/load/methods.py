@@ -23,7 +23,8 @@ from invoker.device import default_spare_bytes
 from invoker.engine.contract import ModelSpec
 from invoker.engine.factory import TorchEngineFactory
 from invoker.host_tier.tier import HostTier
-from invoker.loading.loader import ImageLoader, LoadSources
+from invoker.loading.fetch_order import LoadSources
+from invoker.loading.loader import ImageLoader
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import StoreAccess
 from registry.images.store import LocalStore

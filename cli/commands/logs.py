@@ -33,8 +33,8 @@ from cli.options import client_options
 def logs_command(name: str, lines: int, follow: bool, form: str, client: Client) -> None:
     """Print the log of a function from all nodes: starts, phases, errors, a handler's output.
 
-    Nodes keep these lines in memory. The log of a node that was killed is in `logs/NODE.log` of the
-    data directory of `hypercast up`.
+    Nodes keep these lines in memory. A line names each node that was killed while it ran the function: its
+    log is in `logs/NODE.log` of the data directory of `hypercast up`.
 
     \b
     Examples:

@@ -11,12 +11,15 @@
 - `blob_collector`: deletion of unused blobs
 - `bodies`: JSON bodies of the administration, and the function that a request manages
 - `cast_view`: a cast as it is shown
+- `function_operations`: the operations on functions, secrets and blobs
 - `function_view`: a function as the API shows it
-- `operations`: the table of all operations, with their handlers
+- `handlers`: the handlers of one gateway
+- `operations`: the table of all operations
 - `routes_embeddings`: /v1/embeddings
 - `routes_functions`: the generic invoke
 - `routes_generate`: completions and chat
 - `routes_models`: /v1/models
 - `routes_system`: probes, metrics, OpenAPI
 - `uploads`: resumable uploads of blobs
+- `usage_operations`: the operations on prices and the usage ledger
 """

@@ -14,7 +14,8 @@ from gateway.api.admin_keys import KeyAdmin
 from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.blob_collector import BlobCollector
-from gateway.api.operations import OPERATIONS, WATCHED, Handlers, client_operations
+from gateway.api.handlers import Handlers
+from gateway.api.operations import OPERATIONS, WATCHED, client_operations
 from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes

@@ -43,6 +43,7 @@ STARTING_STATES = frozenset({InstanceState.STARTING, InstanceState.LOADING})
 _READY_STATES = frozenset({InstanceState.READY})
 FINAL_STATES = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
 _MAX_SCALE_REQUESTS = 64
+_MAX_KILLED = 256  # nodes
 
 
 class VersionKey(NamedTuple):
@@ -80,6 +81,7 @@ class ClusterStateCache:
         self._instances: dict[str, InstanceRecord] = {}
         self._by_key: dict[VersionKey, dict[str, InstanceRecord]] = {}
         self._ready: dict[VersionKey, list[InstanceRecord]] = {}  # computed since the last change
+        self._killed: dict[str, set[VersionKey]] = {}  # nodes, with what they ran then; they may be back
         self._draining: set[str] = set()
         self._load_reports: dict[str, tuple[LoadReport, float]] = {}  # with their deadlines
         self._on_start: list[Callable[[InstanceRecord], None]] = []
@@ -232,6 +234,14 @@ class ClusterStateCache:
     def usable_nodes(self) -> Iterator[NodeRecord]:
         return (entry.record for entry in self._nodes.values() if entry.usable)
 
+    def killed_nodes(self, function: str, since_version: int) -> dict[str, bool]:
+        """Return the nodes that went while they ran the function, and whether each is back."""
+        return {
+            node: node in self._nodes
+            for node, keys in self._killed.items()
+            if any(key.function == function and key.version >= since_version for key in keys)
+        }
+
     def instance(self, instance_id: str) -> InstanceRecord | None:
         return self._instances.get(instance_id)
 
@@ -342,7 +352,13 @@ class ClusterStateCache:
         self._remove_instances(id_)
 
     def _remove_instances(self, node: str) -> None:
-        for instance in [i for i in self._instances.values() if i.node == node]:
+        instances = [i for i in self._instances.values() if i.node == node]
+        if instances:
+            self._killed.pop(node, None)
+            self._killed[node] = {VersionKey(one.function, one.version) for one in instances}
+        if len(self._killed) > _MAX_KILLED:
+            del self._killed[next(iter(self._killed))]
+        for instance in instances:
             self._drop_instance(instance)
 
     def _change_instance(self, record: InstanceRecord) -> None:

@@ -298,6 +298,9 @@ class ClusterControl:
     # --- logs
 
     async def logs(self, function: str, since_version: int, lines: int, follow: bool) -> AsyncIterator[str]:
+        for node, is_back in sorted(self._state_cache.killed_nodes(function, since_version).items()):
+            what = "was restarted" if is_back else "is gone"
+            yield f"{node} | (this node {what}, and its earlier lines are lost: see the node's own log)"
         merged: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1024)
 
         async def read(node: str) -> None:

@@ -6,6 +6,7 @@
 - `bounded_reads`: reads of many ledger records, one at a time
 - `disconnect`: cancellation when a client leaves
 - `drain`: the in-flight limit and the drain
+- `held_requests`: requests that wait for an instance
 - `limits`: bounds on bodies, JSON decoding
 - `metrics`: Prometheus metrics
 - `metrics_listener`: the HTTP server of --metrics-port

@@ -13,6 +13,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.cluster.cast_tracker import CastEnded
+from gateway.http.held_requests import HeldRequests
+from registry.clock import Clock, SystemClock
 from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 
@@ -117,8 +119,14 @@ class Metrics:
     """The metrics of one gateway, in a registry of its own: two gateways may run in one process."""
 
     def __init__(
-        self, view: Callable[[], Snapshot], control: Callable[[], ControlFacts] | None = None
+        self,
+        view: Callable[[], Snapshot],
+        control: Callable[[], ControlFacts] | None = None,
+        *,
+        clock: Clock | None = None,
+        archive_lag_s: Callable[[], float | None] = lambda: None,
     ) -> None:
+        """Register all metrics; `archive_lag_s` returns None if another gateway archives the ledger."""
         self.registry = registry = CollectorRegistry(auto_describe=False)
         labels = ("function", "version", "start_kind", "code")
         self.requests: Tally[tuple[str, ...]] = Tally()  # by `labels`
@@ -141,7 +149,7 @@ class Metrics:
             _TOKEN_S,
         )
         self.cold_starts: Tally[tuple[str, ...]] = Tally()  # by function
-        self.held: Tally[str] = Tally()  # requests waiting for an instance, by function
+        self.held = HeldRequests(clock or SystemClock())
         self.phases = Latencies(
             "hypercast_init_duration_seconds",
             "Length of each phase of an instance's start.",
@@ -166,7 +174,7 @@ class Metrics:
             (),
             _LAG_S,
         )
-        registry.register(_ClusterCollector(view, control, self.held))
+        registry.register(_ClusterCollector(view, control, self.held, archive_lag_s))
         latencies = (self.duration, self.first_token, self.per_token, self.phases, self.casts, self.loop_lag)
         for collector in latencies:
             registry.register(collector)
@@ -217,8 +225,7 @@ class Metrics:
         absent = set().union(*(rows.functions() for rows in self._by_function)) - known
         for rows in self._by_function:
             rows.forget(absent & self._absent)
-        for name in [name for name, count in self.held.items() if not count and name not in known]:
-            del self.held[name]
+        self.held.forget_except(known)
         self._absent = absent
 
 
@@ -229,11 +236,13 @@ class _ClusterCollector:
         self,
         view: Callable[[], Snapshot],
         control: Callable[[], ControlFacts] | None,
-        held: Mapping[str, int],
+        held: HeldRequests,
+        archive_lag_s: Callable[[], float | None],
     ) -> None:
         self._view = view
         self._control = control
         self._held = held
+        self._archive_lag_s = archive_lag_s
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -254,19 +263,42 @@ class _ClusterCollector:
         nodes = GaugeMetricFamily("hypercast_nodes", "Nodes by state.", labels=("state",))
         for state_name, count in sorted(Tally(str(up.record.state) for up in view.nodes).items()):
             nodes.add_metric((state_name,), count)
-        held = GaugeMetricFamily(
-            "hypercast_held_requests", "Requests waiting for an instance.", labels=("function",)
-        )
-        for name, waiting in self._held.items():
-            held.add_metric((name,), waiting)
         yield instances
         yield nodes
-        yield held
+        yield from _held(self._held)
+        yield _archive_lag(self._archive_lag_s())
         yield _live(view)
         yield from _node_counters(view)
         yield _gpu_seconds(view)
         if self._control is not None:
             yield from _control(self._control())
+
+
+def _held(held: HeldRequests) -> Iterator[Metric]:
+    counts = GaugeMetricFamily(
+        "hypercast_held_requests", "Requests waiting for an instance.", labels=("function",)
+    )
+    ages = GaugeMetricFamily(
+        "hypercast_oldest_held_request_seconds",
+        "How long the oldest of them has waited.",
+        labels=("function",),
+    )
+    for name, count, age_s in held.rows():
+        counts.add_metric((name,), count)
+        ages.add_metric((name,), age_s)
+    yield counts
+    yield ages
+
+
+def _archive_lag(lag_s: float | None) -> Metric:
+    family = GaugeMetricFamily(
+        "hypercast_ledger_archive_lag_seconds",
+        "How long closed days of the ledger have waited in Redis for the archive.",
+        labels=(),
+    )
+    if lag_s is not None:
+        family.add_metric((), lag_s)
+    return family
 
 
 def _live(view: Snapshot) -> Metric:

@@ -23,7 +23,7 @@ from gateway.core.errors import ApiError
 from gateway.core.ids import new_request_id
 from gateway.http.connections import NO_LIMIT, ConnectionLimiter
 from gateway.http.disconnect import CONNECTION_END, ConnectionEnd
-from rdmacast.aio.closing import close_soon
+from rdmacast.aio.closing import abort_when_received, close_soon
 from rdmacast.aio.eager import COMPLETED, Ready
 
 MAX_HEAD_BYTES = 64 << 10
@@ -276,6 +276,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Continue after a response; one timer closes an idle connection, whatever its requests were."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
+            abort_when_received(self.transport)
             return
         if self.flow.read_paused:
             self.flow.resume_reading()

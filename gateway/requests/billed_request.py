@@ -198,7 +198,8 @@ class BilledRequest:
     def _hold(self, held: bool) -> None:
         if held is not self._held:
             self._held = held
-            self._services.metrics.held[self.version.function] += 1 if held else -1
+            waiting = self._services.metrics.held
+            (waiting.enter if held else waiting.leave)(self.version.function, self.context.request_id)
 
 
 async def run_all(

@@ -75,7 +75,7 @@ def make_services(
 ) -> Services:
     """Build the HTTP side's parts."""
     health, leases = biller.health, ConcurrencyLeases(state, clock)
-    metrics = metrics or Metrics(cluster.view)
+    metrics = metrics or Metrics(cluster.view, clock=clock)
     metrics.outbox_records.set_function(lambda: len(biller.outbox))
     return Services(
         settings=settings,

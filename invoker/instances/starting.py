@@ -17,7 +17,9 @@ from invoker.instances.calls import InstanceSteps
 from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
 from invoker.instances.device_copy import CopiedLayers, ImagePiece, copy_arriving, cut_spans, pieces_of
 from invoker.instances.instance import Handler, Instance
-from invoker.loading.loader import ImageArrival, ImageLoader, ProgressThrottle
+from invoker.loading.arrival import ImageArrival
+from invoker.loading.loader import ImageLoader
+from invoker.loading.progress import ProgressThrottle
 from invoker.memory.arena import Arena, CopyReport, pinned
 from invoker.metering.meter import GpuMeter
 from rdmacast.aio.groups import run_all

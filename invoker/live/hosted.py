@@ -15,7 +15,7 @@ from invoker.links.listener import StageListener
 from invoker.pipeline.engines import StageContext, opened_stage
 from invoker.pipeline.worker import StageWorker
 from invoker.prefill.engines import layer_stage_factory
-from invoker.prefill.source import add_layers
+from invoker.prefill.layer_feed import add_layers
 from invoker.prefill.target import TargetWorker
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.shielded import shielded_stack

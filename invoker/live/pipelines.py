@@ -21,8 +21,9 @@ from invoker.pipeline.engines import StageContext, opened_stage
 from invoker.pipeline.metered import MeteredStage
 from invoker.pipeline.remote_stage import Connect, RemoteStage
 from invoker.prefill.engines import LayerStageFactory, layer_stage_factory
+from invoker.prefill.layer_feed import add_layers, follow_load
 from invoker.prefill.layers import LayerChain, LoadedLayers
-from invoker.prefill.source import PairDriver, add_layers, follow_load
+from invoker.prefill.source import PairDriver
 from rdmacast.aio.groups import cancel_and_wait, run_all
 from rdmacast.aio.shielded import shielded_stack
 from registry.channel.server import caller

@@ -1,10 +1,14 @@
 """Loading images into host memory, from casts, peers or the store.
 
+- `arrival`: an image in host memory, complete or loading
 - `cast_fetch`: this node's part in a cast
 - `fetch`: sources that fill a partial image
+- `fetch_order`: the sources of a load, one after the other
 - `image_checks`: whole images against their SHA-256
 - `loader`: one load per image, shared by all waiting starts
+- `origins`: where files came from, and what is distrusted after a forged one
 - `partial_image`: an image being filled: verified units and their readers
+- `progress`: progress of a load
 - `published`: images served to other nodes
 - `sources`: the peers to load an image from
 - `store_access`: access to the cluster's blob store

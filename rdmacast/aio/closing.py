@@ -1,8 +1,12 @@
 """Ends of connections whose peer may not answer."""
 
 import asyncio
+import sys
+import termios
+from fcntl import ioctl
 
 LINGER_S = 2.0
+_MAX_CHECKS = 15  # event loops themselves end TLS after 30 s
 
 
 def close_soon(transport: asyncio.WriteTransport) -> None:
@@ -13,6 +17,29 @@ def close_soon(transport: asyncio.WriteTransport) -> None:
     """
     transport.close()
     asyncio.get_running_loop().call_later(LINGER_S, abort, transport)
+
+
+def abort_when_received(transport: asyncio.WriteTransport, checks: int = _MAX_CHECKS) -> None:
+    """End the TLS of a closing connection within LINGER_S of the receipt of all that was sent, however long.
+
+    Does nothing without TLS, of which nothing waits for the peer.
+    """
+    if checks and transport.get_extra_info("ssl_object") is not None:
+        asyncio.get_running_loop().call_later(LINGER_S, _abort_if_received, transport, checks - 1)
+
+
+def _abort_if_received(transport: asyncio.WriteTransport, checks: int) -> None:
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return
+    try:  # what the kernel holds is not acknowledged; while it holds something the loop may hold more
+        unreceived = int.from_bytes(ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:  # closed
+        return
+    if unreceived or transport.get_write_buffer_size():
+        abort_when_received(transport, checks)
+    else:
+        abort(transport)
 
 
 def abort(transport: asyncio.WriteTransport) -> None:

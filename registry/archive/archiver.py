@@ -51,10 +51,12 @@ class LedgerArchiver:
     def __repr__(self) -> str:
         return f"<LedgerArchiver {self._files!r}>"
 
-    async def due(self) -> bool:
-        """Return whether Redis has rows of closed days."""
-        before = last_close(self._clock.wall_s())
-        return any([await self._state.count_rows(kind, before) for kind in LedgerKind])
+    async def due_since(self) -> float | None:
+        """Return when (Unix seconds) the oldest day whose rows could be archived closed, None without any."""
+        before = Position(last_close(self._clock.wall_s()))
+        pages = [await self._state.row_page(kind, START, before, count=1) for kind in LedgerKind]
+        days = [day_of(position_of(row).at) for page in pages for row in page.rows]
+        return (min(days) + 1) * float(DAY_S) + CLOSED_AFTER_S if days else None
 
     async def archive(self, before: float | None = None) -> AsyncGenerator[ArchiveProgress, None]:
         """Move all days that ended by `before` (by default all that are closed); yield progress.

@@ -29,7 +29,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.api.operations import OPERATIONS, Handlers
+from gateway.api.handlers import Handlers
+from gateway.api.operations import OPERATIONS
 from gateway.schemas.operations import Operation
 from tests.fixtures.encoder_checkpoints import write_encoder
 from tests.fixtures.patience import PATIENCE_S

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx2
 import pytest
 
 from gateway.core.settings import RequestLimits
+from rdmacast.aio.closing import LINGER_S
 from rdmacast.protocol.tls import TlsFiles, load_client
 from registry.config.tls import TlsSettings
 from tests.fixtures.gateway_http import gateway
@@ -67,7 +69,11 @@ async def test_handshakes_that_never_end_are_bounded_and_end(tmp_path: Path, sen
 
 
 @on_both_loops
-@pytest.mark.parametrize("sent", [b"", b"no request\r\n\r\n"], ids=["silent", "refused"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"no request\r\n\r\n", b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"],
+    ids=["silent", "refused", "answered"],
+)
 async def test_a_peer_that_never_ends_tls_soon_leaves_its_slot(tmp_path: Path, sent: bytes) -> None:
     files = issue(tmp_path)
     tls = TlsSettings(http=TlsFiles(cert=files.cert, key=files.key))
@@ -76,6 +82,27 @@ async def test_a_peer_that_never_ends_tls_soon_leaves_its_slot(tmp_path: Path, s
         assert await asyncio.to_thread(seconds_until_hung_up_on, gw.server.port, client, sent) < 15
         async with httpx2.AsyncClient(verify=client, trust_env=False) as http:
             assert (await http.get(f"https://127.0.0.1:{gw.server.port}/livez")).status_code == 200
+
+
+@on_both_loops
+async def test_a_slow_reader_gets_all_of_the_response_before_which_tls_ends(tmp_path: Path) -> None:
+    files = issue(tmp_path)
+    tls = TlsSettings(http=TlsFiles(cert=files.cert, key=files.key))
+    client = load_client(TlsFiles(ca=files.ca))
+
+    def read_late(port: int) -> bytes:
+        with socket.socket() as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            plain.settimeout(PATIENCE_S)
+            plain.connect(("127.0.0.1", port))
+            with client.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
+                secure.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                time.sleep(1.5 * LINGER_S)  # the point: later than a silent peer's connection would end
+                return b"".join(iter(lambda: secure.recv(1 << 16), b""))
+
+    async with gateway(tls=tls) as gw:
+        head, _, body = (await asyncio.to_thread(read_late, gw.server.port)).partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}\r\n".encode() in head + b"\r\n" and len(body) > 1 << 15
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:

@@ -4,13 +4,15 @@ import asyncio
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 from click.testing import CliRunner, Result
 
 from cli.errors import CliError
 from cli.group import cli
-from gateway.control.daily_archive import DailyArchive
+from gateway.control.daily_archive import ArchiveLag, DailyArchive
 from gateway.core.audit_writer import AuditWriter
 from registry.archive.archive import LedgerArchive
 from registry.archive.archiver import LedgerArchiver
@@ -21,7 +23,7 @@ from registry.records.usage import RequestRecord
 from registry.redis.state import RedisState
 from tests.fixtures.archive import history
 from tests.fixtures.gateway_http import Gateway, gateway
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until
 
 REPORTS = (
     ("usage", "report", "-o", "csv"),
@@ -104,11 +106,14 @@ async def test_the_controller_archives_closed_days(empty_redis_url: str, tmp_pat
         """An archiver that reports when nothing is due."""
 
         done = asyncio.Event()
+        found: ClassVar[list[float]] = []
 
-        async def due(self) -> bool:
-            found = await super().due()
-            if not found:
+        async def due_since(self) -> float | None:
+            found = await super().due_since()
+            if found is None:
                 self.done.set()
+            else:
+                self.found.append(found)
             return found
 
     async with RedisState.connect(empty_redis_url) as state:
@@ -116,10 +121,14 @@ async def test_the_controller_archives_closed_days(empty_redis_url: str, tmp_pat
         await fill(state)
         archiver = Watched(state, archive.files, SystemClock())
         audit = AuditWriter(state, SystemClock(), "g")
-        daily = DailyArchive(archiver, Leader(), audit, check_s=0.01)  # type: ignore[arg-type]
+        lag = ArchiveLag(SystemClock())
+        daily = DailyArchive(archiver, Leader(), audit, lag, check_s=0.01)  # type: ignore[arg-type]
+        assert lag.seconds() is None
         job = asyncio.create_task(daily.run())
         async with asyncio.timeout(PATIENCE_S):
             await archiver.done.wait()
+        assert datetime.fromtimestamp(archiver.found[0], UTC).isoformat() == "2023-11-15T01:00:00+00:00"
+        await until(lambda: lag.seconds() == 0)
         job.cancel()
         await asyncio.wait([job])
         assert len((await archive.ledger.index()).files) > 6

@@ -11,6 +11,7 @@ from registry.errors import NotFound, RemoteError
 from registry.records.function import Scaling
 from registry.records.node import Tier
 from tests.fixtures.control import ask, make_call, make_version, open_cluster, open_gateway
+from tests.fixtures.patience import PATIENCE_S
 
 
 async def test_scale_sets_the_number_once() -> None:
@@ -159,6 +160,19 @@ async def test_logs_are_merged_and_prefixed() -> None:
         await cluster.deploy()
         lines = [line async for line in cluster.control.cluster.logs("f", 1, 10, False)]
         assert sorted(lines) == ["n0 | a line of f", "n1 | a line of f"]
+
+
+async def test_logs_name_the_nodes_that_were_killed() -> None:
+    async with open_cluster(2) as cluster:
+        await cluster.deploy()
+        await cluster.control.cluster.scale("f", 2, (), wait=True)
+        await cluster.nodes["n1"].kill()
+        logs, lines = cluster.control.cluster.logs, list[str]()
+        async with asyncio.timeout(PATIENCE_S):
+            while not any("is gone" in line for line in lines):
+                lines = [line async for line in logs("f", 1, 10, False)]
+        assert lines[0].startswith("n1 | (this node is gone, ") and lines[1:] == ["n0 | a line of f"]
+        assert not [line async for line in logs("g", 1, 10, False) if "n1" in line]
 
 
 async def test_the_view_is_the_state_as_known_here() -> None:

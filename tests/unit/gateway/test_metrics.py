@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+from gateway.control.daily_archive import ArchiveLag
 from gateway.fakes.dispatcher import FakeCluster
 from gateway.http.metrics import Metrics
+from registry.clock import FakeClock
 from registry.memory.state import MemoryState
 from registry.records.function import Scaling
 from tests.fixtures.registry_records import draft
+
+AGE = 'hypercast_oldest_held_request_seconds{function="f"} '
+LAG = "hypercast_ledger_archive_lag_seconds"
 
 
 async def test_the_rows_of_deleted_functions_are_dropped() -> None:
@@ -17,7 +22,8 @@ async def test_the_rows_of_deleted_functions_are_dropped() -> None:
     def count(name: str) -> None:
         metrics.requests[name, "1", "hot", "200"] += 1
         metrics.cold_starts[name,] += 1
-        metrics.held[name] += 0
+        metrics.held.enter(name, "r")
+        metrics.held.leave(name, "r")
         for latencies, labels in (
             (metrics.duration, (name,)),
             (metrics.first_token, (name, "hot")),
@@ -42,4 +48,39 @@ async def test_the_rows_of_deleted_functions_are_dropped() -> None:
     text = metrics.render()
     assert b'"gone"' not in text and b'"kept"' in text and b'code="429"' in text
     assert b"hypercast_event_loop_lag_seconds_count 0" in text
-    assert "gone" not in metrics.held
+    assert "gone" not in {name for name, _, _ in metrics.held.rows()}
+
+
+def test_the_oldest_held_request_has_an_age() -> None:
+    clock = FakeClock()
+    metrics = Metrics(FakeCluster(MemoryState()).view, clock=clock)
+
+    def age() -> str:
+        (row,) = (line for line in metrics.render().decode().splitlines() if line.startswith(AGE))
+        return row.removeprefix(AGE)
+
+    metrics.held.enter("f", "r1")
+    clock.advance(5)
+    metrics.held.enter("f", "r2")
+    clock.advance(2)
+    assert age() == "7.0"
+    metrics.held.leave("f", "r1")
+    assert age() == "2.0"
+
+
+def test_the_archive_is_late_only_where_a_gateway_archives() -> None:
+    clock = FakeClock()
+    lag = ArchiveLag(clock)
+    metrics = Metrics(FakeCluster(MemoryState()).view, archive_lag_s=lag.seconds)
+
+    def shown() -> list[str]:
+        return [line for line in metrics.render().decode().splitlines() if line.startswith(LAG)]
+
+    assert shown() == []
+    lag.set(None)
+    assert shown() == [f"{LAG} 0.0"]
+    lag.set(clock.wall_s() - 60)
+    clock.advance(40)
+    assert shown() == [f"{LAG} 100.0"]
+    lag.forget()
+    assert shown() == []

@@ -14,8 +14,9 @@ from invoker.instances.instance import Instance
 from invoker.instances.lifecycle import accepted
 from invoker.metering.accounts import MeterAccount
 from invoker.pipeline.metered import StepCalls
+from invoker.prefill.layer_feed import READY_TIMEOUT_S, follow_load
 from invoker.prefill.layers import LoadedLayers
-from invoker.prefill.source import READY_TIMEOUT_S, PairDriver, follow_load
+from invoker.prefill.source import PairDriver
 from registry.messages.live import MOVED
 from registry.messages.node import Sampling
 from registry.records.instance import InstanceState

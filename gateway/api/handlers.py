@@ -1,0 +1,42 @@
+"""The handlers of one gateway, from which the table of operations selects."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gateway.api.admin_archive import ArchiveRoutes
+from gateway.api.admin_audit import AuditRoutes
+from gateway.api.admin_cluster import ClusterAdmin
+from gateway.api.admin_functions import FunctionAdmin
+from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_secrets import SecretAdmin
+from gateway.api.admin_usage import UsageRoutes
+from gateway.api.routes_embeddings import EmbeddingRoutes
+from gateway.api.routes_functions import FunctionRoutes
+from gateway.api.routes_generate import GenerateRoutes
+from gateway.api.routes_models import ModelRoutes
+from gateway.api.routes_system import SystemRoutes
+from gateway.api.uploads import BlobRoutes
+from gateway.schemas.operations import Handler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handlers:
+    """The handlers of one gateway."""
+
+    generate: GenerateRoutes
+    embed: EmbeddingRoutes
+    functions: FunctionRoutes
+    models: ModelRoutes
+    system: SystemRoutes
+    blobs: BlobRoutes
+    admin: FunctionAdmin
+    cluster: ClusterAdmin
+    keys: KeyAdmin
+    secrets: SecretAdmin
+    usage: UsageRoutes
+    archive: ArchiveRoutes
+    audit: AuditRoutes
+
+
+Select: TypeAlias = Callable[[Handlers], Handler]
