@@ -19,7 +19,7 @@ from tests.fixtures.platform import Platform
 from tests.fixtures.redis import running_redis
 from tests.fixtures.state import LAPSE_S, Lapse, empty, empty_state, expiries
 
-_PLATFORMS = ("tests/platform/", "tests/fuzz/test_http.py")
+_PLATFORMS = ("tests/platform/", "tests/fuzz/test_http.py", "tests/deploy/test_alerts.py")
 # With a platform of their own, on which they wait more than they compute: whichever worker is free takes them
 # at the end, so that both end together. The longest first.
 _LAST = tuple(
