@@ -19,7 +19,16 @@ from tests.fixtures.platform import Platform
 from tests.fixtures.redis import running_redis
 from tests.fixtures.state import LAPSE_S, Lapse, empty, empty_state, expiries
 
-_PLATFORMS = ("tests/platform/", "tests/fuzz/test_http.py")
+_PLATFORMS = ("tests/platform/", "tests/fuzz/test_http.py", "tests/deploy/test_alerts.py")
+# With a platform of their own, on which they wait more than they compute: whichever worker is free takes them
+# at the end, so that both end together. The longest first.
+_LAST = tuple(
+    f"tests/platform/test_{name}.py"
+    for name in (
+        *("live", "state_lost", "lifecycle", "host_copies", "redis_full", "audit", "redis_backup"),
+        *("private_state", "function_secrets", "tls"),
+    )
+)
 
 # One thread a process: the machine has few cores, and several processes run at once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -99,20 +108,27 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def starts_platforms(nodeid: str) -> bool:
-    return nodeid.startswith(_PLATFORMS)
+def scope(nodeid: str) -> str:
+    """Return what one worker runs: most tests that start platforms, which need the processors, or a file."""
+    file = nodeid.partition("::")[0]
+    return "platforms" if file.startswith(_PLATFORMS) and file not in _LAST else file
+
+
+def turn(item: pytest.Item) -> int:
+    """Return the place in the order: first what takes longest, last what fills the time of either worker."""
+    of = scope(item.nodeid)
+    return 0 if of == "platforms" else 2 + _LAST.index(of) if of in _LAST else 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests that start platforms first: one worker runs all of them, which takes longest."""
-    items.sort(key=lambda item: not starts_platforms(item.nodeid))
+    items.sort(key=turn)
 
 
 class PlatformScheduling(LoadScopeScheduling):
-    """One worker runs all tests that start platforms, which need the processors; other files stay whole."""
+    """Runs the tests of a scope in one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "platforms" if starts_platforms(nodeid) else nodeid.partition("::")[0]
+        return scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -100,7 +100,7 @@ class GatewayServer(uvicorn.Server):
                 await asyncio.wait_for(self._drained.wait(), _DATE_S)
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Close the connections; after `_SHUTDOWN_S` cancel what still sends. Uvicorn waits even for none."""
+        """Close the connections; after `_SHUTDOWN_S` cancel what still sends. Uvicorn's always waits."""
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):

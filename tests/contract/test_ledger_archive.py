@@ -156,11 +156,11 @@ async def test_readers_and_an_archiver_at_once_agree(redis_url: str, tmp_path: P
     async with archive(redis_url, tmp_path) as whole:
         rows = history(3, 3000, days=6)
         await whole.add(*rows)
-        wanted = await readings(whole.memory, IDS)
+        wanted = await readings(whole.memory, IDS, page_rows=101)
         moving = asyncio.create_task(whole.move())
         rounds = 0
         while not moving.done() or rounds < 2:
-            assert await readings(whole.archived, IDS) == wanted
+            assert await readings(whole.archived, IDS, page_rows=101) == wanted
             rounds += 1
         await moving
 

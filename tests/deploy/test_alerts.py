@@ -84,16 +84,11 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     assert all(rule["annotations"]["summary"] for rule in EVERY)
 
 
-def test_they_read_metrics_that_exist(tmp_path: Path) -> None:
+def test_they_read_metrics_that_exist(platform: Platform) -> None:
     read = {metric for rule in EVERY for metric in metrics_in(rule["expr"])}
     assert {metric for metric in read if not metric.startswith("hypercast_")} == FOREIGN | {"up"}
-    platform = Platform(data=tmp_path / "data", flags=("--nodes", "1", "--device", "cpu"))
-    platform.up()
-    try:
-        with platform.http() as http:
-            text = http.get("/metrics").text
-    finally:
-        platform.down()
+    with platform.http() as http:
+        text = http.get("/metrics").text
     exposed = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     histograms = {name for name, kind in exposed.items() if kind == "histogram"}
     known = exposed.keys() | {

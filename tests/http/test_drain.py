@@ -90,7 +90,7 @@ async def test_a_whole_answer_that_outlasts_the_grace_time_is_told_to_go_elsewhe
 
 @pytest.mark.parametrize(
     ("deadlines", "stage", "limit"),
-    [(Deadlines(start_s=2.0), "copy", "first output"), (Deadlines(total_s=2.0), "copy", "whole request")],
+    [(Deadlines(start_s=1.0), "copy", "first output"), (Deadlines(total_s=1.0), "copy", "whole request")],
 )
 async def test_time_that_runs_out_before_the_first_output(
     deadlines: Deadlines, stage: str, limit: str
@@ -110,13 +110,13 @@ async def test_time_that_runs_out_before_the_first_output(
 
 
 async def test_a_start_that_makes_progress_is_waited_for() -> None:
-    async with gateway(deadlines=Deadlines(start_s=3.0)) as gw:
+    async with gateway(deadlines=Deadlines(start_s=1.5)) as gw:
         await gw.add_function("coder", tokenizer=byte_tokenizer())
 
         async def load(call: FunctionCall) -> AsyncIterator[Event]:
             for tenth in range(8):  # longer in all than a start without progress may take
                 yield WaitStage(stage="fetch", fraction=tenth / 10)
-                await asyncio.sleep(0.4)
+                await asyncio.sleep(0.2)
             async for event in repeat_prompt(call):
                 yield event
 
@@ -149,7 +149,7 @@ async def test_time_that_runs_out_between_outputs() -> None:
 
 
 async def test_a_body_that_does_not_come_is_given_up_and_holds_up_no_drain() -> None:
-    limits = RequestLimits(body_idle_s=3.0)
+    limits = RequestLimits(body_idle_s=1.5)
     async with gateway(limits=limits) as gw:
         limiter = gw.services.limiter
         head = (

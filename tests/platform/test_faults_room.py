@@ -15,6 +15,7 @@ from invoker.host_tier.tier import HostTier
 from registry.errors import StoreFull
 from registry.images.local_store import LocalStore
 from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.mount import file_system
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import Platform
 
@@ -127,28 +128,37 @@ def test_an_image_larger_than_every_host_tier_fails_its_deploy(tmp_path: Path, r
         platform.down()
 
 
-def test_a_deploy_to_a_full_disk_says_so_without_trying_for_long(small_disk: Path, root: Path):
+@pytest.fixture(scope="module")
+def on_small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """One node whose data is on a file system of 4 MiB."""
+    with file_system(tmp_path_factory.mktemp("disk") / "small", "size=4m") as folder:
+        made = Platform(data=folder / "data", flags=("--nodes", "1"))
+        made.up()
+        try:
+            yield made
+        finally:
+            made.down()
+
+
+def test_a_deploy_to_a_full_disk_says_so_without_trying_for_long(on_small_disk: Platform, root: Path):
     large = root / "functions" / "tiny-coder"
-    platform = Platform(data=small_disk / "data", flags=("--nodes", "1"))
-    platform.up()
-    try:
-        failed = platform.run("deploy", str(large), "--name", "large", check=False)
-        assert failed.returncode == 5 and "bytes free, the upload needs" in failed.stderr
-        assert not list((small_disk / "data" / "store" / "partial").iterdir())
-        assert platform.json("list") == []
-    finally:
-        platform.down()
+    failed = on_small_disk.run("deploy", str(large), "--name", "large", check=False)
+    assert failed.returncode == 5 and "bytes free, the upload needs" in failed.stderr
+    assert not list((on_small_disk.data / "store" / "partial").iterdir())
+    assert on_small_disk.json("list") == []
 
 
-def test_a_full_disk_under_redis_fails_requests_within_seconds_with_its_reason(small_disk: Path):
-    write_checkpoint("llama", small_disk.parent / "model")
-    platform = Platform(data=small_disk / "data", flags=("--nodes", "1"))
-    platform.up()
+def test_a_full_disk_under_redis_fails_requests_within_seconds_with_its_reason(
+    on_small_disk: Platform, tmp_path: Path
+):
+    platform = on_small_disk
+    write_checkpoint("llama", tmp_path / "model")
+    filler = platform.data.parent / "fill"
     try:
-        platform.run("deploy", str(small_disk.parent / "model"), "--name", "small", "--keep-alive", "200ms")
+        platform.run("deploy", str(tmp_path / "model"), "--name", "small", "--keep-alive", "200ms")
         assert complete(platform, "small").status_code == 200
         platform.until("it is asleep", lambda: not platform.instances("small"))
-        with (small_disk / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+        with filler.open("wb", buffering=0) as fill, contextlib.suppress(OSError):
             while True:
                 fill.write(bytes(4096))
 
@@ -164,8 +174,8 @@ def test_a_full_disk_under_redis_fails_requests_within_seconds_with_its_reason(s
             assert "No space left" in http.get("/health").json()["state_reason"]
         shown = platform.run("nodes")
         assert "the cluster's state is not being updated" in shown.stderr and "No space left" in shown.stderr
-        (small_disk / "fill").unlink()
+        filler.unlink()
         platform.until("it serves again", lambda: complete(platform, "small").status_code == 200)
         assert platform.run("nodes").stderr == ""
     finally:
-        platform.down()
+        filler.unlink(missing_ok=True)

@@ -18,16 +18,17 @@ from tests.fixtures.platform import Platform
 AHEAD = 50  # controllers that nodes have seen and the lost state has not
 
 
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[PlainRedis]:
-    with PlainRedis(tmp_path / "redis") as server:
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainRedis]:
+    with PlainRedis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
-@pytest.fixture
-def platform(tmp_path: Path, redis: PlainRedis) -> Iterator[Platform]:
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, redis: PlainRedis) -> Iterator[Platform]:
+    """One platform, which serves again after each loss."""
     flags = ("--nodes", "1", "--device", "cpu", "--redis-url", redis.url)
-    made = Platform(data=tmp_path / "data", flags=flags)
+    made = Platform(data=tmp_path_factory.mktemp("lost") / "data", flags=flags)
     made.up()
     try:
         yield made
@@ -65,11 +66,13 @@ def take_over(redis: PlainRedis, epoch: int) -> None:
     redis.call("DEL", keys.lease("controller"))
 
 
-def advance(platform: Platform, redis: PlainRedis) -> None:
-    """Let nodes see a later controller than any that the state will count to."""
-    take_over(redis, AHEAD)
+def advance(platform: Platform, redis: PlainRedis) -> str:
+    """Let nodes see a later controller than any that the state will count to; return what they serve."""
+    epoch = int(redis.call("HGET", keys.LEASE_EPOCHS, "controller")) + AHEAD
+    take_over(redis, epoch)
     platform.until("the lease is held again", lambda: redis.call("EXISTS", keys.lease("controller")))
-    serve(platform, "seen")
+    serve(platform, f"seen-{epoch}")
+    return f"seen-{epoch}"
 
 
 def test_a_redis_that_is_emptied(platform: Platform, redis: PlainRedis) -> None:
@@ -78,7 +81,7 @@ def test_a_redis_that_is_emptied(platform: Platform, redis: PlainRedis) -> None:
     redis.call("FLUSHALL")
     platform.until("the cluster is configured", lambda: redis.call("GET", keys.CLUSTER) == config)
     platform.until("the admin key is known", lambda: redis.call("HLEN", keys.API_KEYS))
-    serve(platform, "again")
+    serve(platform, "emptied")
     assert pids(platform) == before
     assert len(platform.nodes()) == 1
 
@@ -103,19 +106,19 @@ def test_a_controller_of_which_the_epoch_went_back(platform: Platform, redis: Pl
     advance(platform, redis)
     before = pids(platform)
     take_over(redis, 0)
-    serve(platform, "again")
+    serve(platform, "back")
     assert pids(platform) == before
 
 
 def test_gateways_that_start_on_an_older_backup_learn_from_the_nodes(
     platform: Platform, redis: PlainRedis
 ) -> None:
-    advance(platform, redis)
+    seen = advance(platform, redis)
     gateway = platform.process("gateway")
     gateway.kill()
     take_over(redis, 0)  # nothing but the nodes has seen the later ones
-    platform.until("another gateway answers", lambda: invoked(platform, "seen"))
-    serve(platform, "again")
+    platform.until("another gateway answers", lambda: invoked(platform, seen))
+    serve(platform, "restarted")
 
 
 def test_the_records_of_a_later_release(platform: Platform, redis: PlainRedis, tmp_path: Path) -> None:
