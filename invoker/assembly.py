@@ -71,9 +71,16 @@ log = logging.getLogger("invoker.assembly")
 
 
 async def run_node(
-    settings: Settings, state: State, engines: EngineFactory, stop: asyncio.Event, clock: Clock | None = None
+    settings: Settings,
+    state: State,
+    engines: EngineFactory,
+    stop: asyncio.Event,
+    clock: Clock | None = None,
+    limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
 ) -> None:
     """Run a node until `stop` is set; then drain, leave the cluster and return.
+
+    It loads images from what `limit_sources` returns for its sources.
 
     Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
     it cannot start.
@@ -91,6 +98,7 @@ async def run_node(
             epoch=epoch,
             clock=clock or SystemClock(),
             channel_tls=open_tls(settings.tls.channel, "channels"),
+            limit_sources=limit_sources,
         )
         node, publisher, channel = await _assemble(setup, stack)
         log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)
@@ -124,6 +132,7 @@ class _Setup:
     epoch: int
     clock: Clock
     channel_tls: NodeTls
+    limit_sources: Callable[[LoadSources], LoadSources]
 
     @property
     def root(self) -> Path:
@@ -244,7 +253,9 @@ async def _open_images(
     )
     stack.callback(published.close)
     sources = await _load_sources(setup, casting, accounting, device_cache)
-    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed, checks.add)
+    loader = ImageLoader(
+        setup.limit_sources(sources), memory.tier, published, accounting.counters, changed, checks.add
+    )
     return _Images(
         arena=memory.arena, device_cache=device_cache, published=published, loader=loader, checks=checks
     )
