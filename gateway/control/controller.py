@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Coroutine
 from math import inf
 
@@ -23,6 +22,7 @@ from gateway.planning.actions import (
     UnpinAction,
 )
 from gateway.planning.debounce import DemandDebouncer, settle_s
+from gateway.planning.demand_sum import DemandSum
 from gateway.planning.plan import Plan, VersionDemand
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.fence import NO_FENCE, Fence
@@ -59,6 +59,7 @@ class Controller:
         self._casts = planners.casts
         self._live = planners.live
         self._debouncer = DemandDebouncer(self._settle_s)
+        self._demand_sum = DemandSum()
         self._local = local
         self._progress = local.progress
         self._calls = calls
@@ -131,20 +132,9 @@ class Controller:
         return until_s
 
     def _demand(self) -> dict[VersionKey, VersionDemand]:
-        in_flight: dict[VersionKey, int] = defaultdict(int)
-        held: dict[VersionKey, int] = defaultdict(int)
-        for queue in self._local.admission.queues():
-            in_flight[queue.key] += queue.in_flight
-            held[queue.key] += len(queue.held)
-        for demand in self._state_cache.version_loads(exclude=self._local.gateway_id):
-            key = VersionKey(demand.function, demand.version)
-            in_flight[key] += demand.in_flight
-            held[key] += demand.held
-        service_s = self._local.admission.service_s
-        return {
-            key: VersionDemand(in_flight=in_flight[key], held=held[key], service_s=service_s(key))
-            for key in in_flight
-        }
+        own = self._local.gateway_id
+        reports = {report.gateway: report.loads for report in self._state_cache.load_reports(exclude=own)}
+        return self._demand_sum.update({**reports, own: self._local.admission.loads()})
 
     def _settle_s(self, key: VersionKey) -> float:
         version = self._state_cache.version(key)

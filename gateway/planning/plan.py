@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.state_cache import VersionKey
 from gateway.planning.actions import Action
+from gateway.planning.work import NO_TOKENS, TokenLoad
 from registry.records.function import FunctionTask, Scaling
 
 
@@ -38,11 +39,11 @@ class PlannerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDemand:
-    """The calls of one version over all gateways; recent ones took `service_s` each (None: unknown)."""
+    """The calls of one version over all gateways, and the same in tokens."""
 
     in_flight: int = 0
     held: int = 0
-    service_s: float | None = None
+    tokens: TokenLoad = NO_TOKENS
 
     @property
     def calls(self) -> int:
