@@ -9,6 +9,7 @@ from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
 from gateway.control.context import LocalLoad, Planners
+from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
 from gateway.planning.actions import (
@@ -47,6 +48,7 @@ class Controller:
         calls: NodeCalls,
         leadership: Leadership,
         work: ChangeCondition,
+        decisions: DecisionPublisher,
     ) -> None:
         self.desired: dict[VersionKey, int] = {}
         self._state = cluster.state
@@ -60,6 +62,7 @@ class Controller:
         self._live = planners.live
         self._debouncer = DemandDebouncer(self._settle_s)
         self._demand_sum = DemandSum()
+        self._decisions = decisions
         self._local = local
         self._progress = local.progress
         self._calls = calls
@@ -110,6 +113,7 @@ class Controller:
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
         self.desired = plan.desired
+        self._decisions.note(plan, self._clock.wall_s())
         for action in plan.actions:
             if isinstance(action, StopAction):
                 self._state_cache.set_draining(action.instance_id, True)

@@ -8,8 +8,17 @@ import math
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from gateway.planning.policy import FunctionLoad, PolicyState, ScalingDecision, clamp, floor_of
+from gateway.planning.policy import (
+    ConcurrencyTarget,
+    FunctionLoad,
+    PolicyState,
+    ScalerPolicy,
+    ScalingDecision,
+    clamp,
+    floor_of,
+)
 from gateway.planning.work import Trend, finish_s, instances_for, short_s
+from registry.records.function import ScalingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +202,20 @@ class LoadTarget:
             return []
         window_s = min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
         return [trend.at + short_s(window_s) * math.log(trend.short / max(fits, 1e-9)) + 1e-3]
+
+
+class PolicyBySetting:
+    """The policy that a function's settings name."""
+
+    def __init__(self) -> None:
+        policies: dict[ScalingMode, ScalerPolicy] = {
+            ScalingMode.CONCURRENCY: ConcurrencyTarget(),
+            ScalingMode.LOAD: LoadTarget(),
+        }
+        self._policies = policies
+
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        return self._policies[load.scaling.policy].decide(load, state, now)
 
 
 def _followed(load: FunctionLoad, state: PolicyState, now: float, window_s: float) -> Trend:

@@ -20,6 +20,7 @@ from gateway.planning.actions import (
 )
 from gateway.planning.arena_space import choose_victims, is_leaving, reserved_bytes, used_images
 from gateway.planning.loads import function_loads, loading_nodes
+from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import (
     arena_room,
     choose_sources,
@@ -31,7 +32,14 @@ from gateway.planning.placement import (
     too_small,
     unschedulable_reason,
 )
-from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSettings, VersionDemand
+from gateway.planning.plan import (
+    DecidedLoad,
+    NodeAffinity,
+    PendingStart,
+    Plan,
+    PlannerSettings,
+    VersionDemand,
+)
 from gateway.planning.policy import FunctionLoad, PolicyState, ScalerPolicy, with_target, without_floor
 from registry.messages.node import ImageHolder
 from registry.records.function import FunctionVersion
@@ -71,6 +79,7 @@ class ScalingPlanner:
         new_id: Callable[[VersionKey], str],
         settings: PlannerSettings | None = None,
         backoff: BackoffTable | None = None,
+        outlook: LoadOutlook | None = None,
     ) -> None:
         self._policy = policy
         self._new_id = new_id
@@ -84,6 +93,7 @@ class ScalingPlanner:
         self.backoff = backoff or BackoffTable(
             first_s=self._settings.backoff_s, max_s=self._settings.max_backoff_s
         )
+        self.outlook = outlook or LoadOutlook()
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
         self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
@@ -109,7 +119,8 @@ class ScalingPlanner:
         self._apply_scale_requests(state_cache, now)
         plan = Plan()
         self._stop_orphans(state_cache, plan)
-        loads = function_loads(state_cache, demands, self.pending.values(), self.stopping)
+        self.outlook.begin(state_cache, now)
+        loads = function_loads(state_cache, demands, self.pending, self.stopping, self.outlook)
         step = _ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
         for key in self._update_current(step):
             if not self._plan_version(key, step):
@@ -124,6 +135,7 @@ class ScalingPlanner:
             late = pending.until is not None and now >= pending.until
             if shown or late or entry is None:
                 del self.pending[instance_id]
+        self.outlook.forget_starts({*self.pending, *(one.instance_id for one in state_cache.instances())})
         for instance_id in [i for i in self.stopping if state_cache.instance(i) is None]:
             del self.stopping[instance_id]
         for function in [f for f in self._current if f not in state_cache.functions]:
@@ -223,6 +235,7 @@ class ScalingPlanner:
         decision = self._policy.decide(load, state, step.now)
         self._states[key] = decision.state
         step.plan.desired[key] = decision.desired
+        step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
         step.plan.replan_at(decision.next_at)
         missing, surplus = decision.desired - load.live, load.live - decision.desired
         if affinity is not None:
