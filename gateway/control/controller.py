@@ -97,6 +97,8 @@ class Controller:
             # Without the lease or the feed nothing is decided; actions in progress continue.
             self.desired = {}
             self._live.stand_down()
+            for instance_id in self._planner.stand_down():
+                self._state_cache.set_draining(instance_id, False)
             self._debouncer.reset()
             self._led_from_s = None
             return Plan()
@@ -114,6 +116,11 @@ class Controller:
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
         self.desired = plan.desired
         self._decisions.note(plan, self._clock.wall_s())
+        for instance_id, paused in plan.paused.items():
+            self._state_cache.set_draining(instance_id, paused)
+            log.info("%s instance %s", "pausing" if paused else "resuming", instance_id)
+        if not all(plan.paused.values()):
+            self._changes.notify_soon()  # queued calls can go there
         for action in plan.actions:
             if isinstance(action, StopAction):
                 self._state_cache.set_draining(action.instance_id, True)

@@ -31,8 +31,8 @@ class LoadTargetSettings:
     cache, times `margin`, fit without it. `kv_share` of a KV cache is used.
     """
 
-    budget: float = 0.7
-    rush: float = 0.75
+    budget: float = 0.5
+    rush: float = 1.0
     busy: float = 0.75
     margin: float = 1.1
     kv_share: float = 0.95
@@ -115,7 +115,7 @@ class LoadTarget:
         budget_s = self._settings.budget * load.scaling.ttft_target_s
         present = _ready_s(load)
         waits_s = finish_s(tokens.waiting, rate, present)
-        arriving = trend.lasting * next_s
+        arriving = trend.arriving(next_s)
         # Only queued calls, and those that arrive, can go to a further instance.
         most = load.live + load.held + math.ceil(arriving / tokens.prompt_tokens)
         if not load.live:
@@ -130,7 +130,7 @@ class LoadTarget:
             coming = instances_for(
                 tokens.waiting + arriving, rate, _all_s(load, present), next_s + budget_s, most
             )
-            count = max(count, min(most, max(coming, math.ceil(trend.lasting / rate))))
+            count = max(count, min(most, max(coming, math.ceil(arriving / next_s / rate))))
         wait = "no instance" if math.isinf(waits_s) else f"a wait of {_seconds(waits_s)}"
         return Need(
             instances=max(1, count),

@@ -18,10 +18,12 @@ def function_loads(
     pending: Mapping[str, PendingStart],
     stopping: Collection[str],
     outlook: LoadOutlook,
+    paused: Collection[str] = (),
 ) -> dict[VersionKey, FunctionLoad]:
     """Return the load of each current version, and of each other one with calls or instances.
 
     `pending` are requested starts without a record, by instance. The `outlook` has begun this step.
+    `paused` ones get no calls, and can be used again at once.
     """
     nodes = outlook.nodes
     waiting: dict[VersionKey, list[str]] = {}
@@ -50,11 +52,13 @@ def function_loads(
         )
         if scaling.policy is ScalingMode.LOAD and (demand.calls or load.live):
             version = state_cache.version(key)
-            taken = [*(i.node for i in (*ready, *coming)), *(pending[id_].node for id_ in requested)]
+            known = state_cache.instances(key)
+            taken = [*(i.node for i in known), *(pending[id_].node for id_ in requested)]
+            resumable = len([i for i in known if i.instance_id in paused])
             load = replace(
                 load,
                 capacity=outlook.capacity(key, ready),
-                starts=outlook.starts(version, taken),
+                starts=replace(outlook.starts(version, taken), paused=resumable),
                 starting_s=outlook.remaining_s(version, coming, requested),
             )
         loads[key] = load

@@ -88,6 +88,7 @@ class Plan:
     actions: list[Action] = field(default_factory=list)
     desired: dict[VersionKey, int] = field(default_factory=dict)
     decisions: dict[VersionKey, DecidedLoad] = field(default_factory=dict)
+    paused: dict[str, bool] = field(default_factory=dict)  # instances to route no calls to, or calls again
     next_at: float | None = None
 
     def replan_at(self, when: float | None) -> None:

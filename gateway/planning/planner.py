@@ -42,7 +42,7 @@ from gateway.planning.plan import (
 )
 from gateway.planning.policy import FunctionLoad, PolicyState, ScalerPolicy, with_target, without_floor
 from registry.messages.node import ImageHolder
-from registry.records.function import FunctionVersion
+from registry.records.function import FunctionVersion, ScalingMode
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
 
@@ -96,6 +96,7 @@ class ScalingPlanner:
         self.outlook = outlook or LoadOutlook()
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
+        self._paused: dict[str, float] = {}  # surplus with calls, since when: no calls, stopped when idle
         self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
 
     def __repr__(self) -> str:
@@ -120,7 +121,7 @@ class ScalingPlanner:
         plan = Plan()
         self._stop_orphans(state_cache, plan)
         self.outlook.begin(state_cache, now)
-        loads = function_loads(state_cache, demands, self.pending, self.stopping, self.outlook)
+        loads = function_loads(state_cache, demands, self.pending, self.stopping, self.outlook, self._paused)
         step = _ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
         for key in self._update_current(step):
             if not self._plan_version(key, step):
@@ -136,8 +137,9 @@ class ScalingPlanner:
             if shown or late or entry is None:
                 del self.pending[instance_id]
         self.outlook.forget_starts({*self.pending, *(one.instance_id for one in state_cache.instances())})
-        for instance_id in [i for i in self.stopping if state_cache.instance(i) is None]:
-            del self.stopping[instance_id]
+        for held in (self.stopping, self._paused):
+            for instance_id in [i for i in held if state_cache.instance(i) is None]:
+                del held[instance_id]
         for function in [f for f in self._current if f not in state_cache.functions]:
             del self._current[function]
             for key in [k for k in self._states if k.function == function]:
@@ -243,11 +245,38 @@ class ScalingPlanner:
             there |= {start.node for start in self.pending.values() if start.key == key}
             missing = min(affinity.instances, decision.desired) - len(there & set(affinity.on))
             surplus = 0  # the others stay until the named nodes are ready
+        paused = [i for i in step.cache.instances(key) if i.instance_id in self._paused]
+        if missing > 0 and affinity is None:
+            missing -= self._resume(paused, missing, step)
         stuck = missing > 0 and self._start(key, missing, load, step)
+        by_load = load.scaling.policy is ScalingMode.LOAD and key not in self._retiring and not state.cut
         if surplus > 0:
             for instance in choose_stops(surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on):
+                if by_load and step.in_flight.get(instance.instance_id):
+                    self._paused[instance.instance_id] = step.now
+                    step.plan.paused[instance.instance_id] = True
+                else:
+                    self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
+        for instance in paused:
+            since = self._paused.get(instance.instance_id)
+            late = since is not None and step.now >= since + self._settings.drain_grace_s
+            if since is not None and (late or not by_load or not step.in_flight.get(instance.instance_id)):
+                del self._paused[instance.instance_id]
                 self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
         return stuck
+
+    def _resume(self, paused: Sequence[InstanceRecord], count: int, step: _ScalingStep) -> int:
+        """Let paused instances serve again, those paused last first; return how many."""
+        latest = sorted(paused, key=lambda one: -self._paused[one.instance_id])[:count]
+        for instance in latest:
+            del self._paused[instance.instance_id]
+            step.plan.paused[instance.instance_id] = False
+        return len(latest)
+
+    def stand_down(self) -> list[str]:
+        """Return the paused instances, which another controller may use again."""
+        paused, self._paused = list(self._paused), {}
+        return paused
 
     # --- starting
 

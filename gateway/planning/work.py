@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
-_LONG_S = 10.0  # the time constant of the rate of arrivals that lasts
+_LONG_S = 10.0  # the time constant of the slower rate of arrivals
 _MAX_SHORT_S = 2.0
 
 
@@ -71,8 +71,12 @@ class InstanceCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartForecast:
-    """When further instances would be ready, in seconds: first `hot` starts, then `warm` ones, then cold."""
+    """When further instances would be ready, in seconds: first `hot` starts, then `warm` ones, then cold.
 
+    Before these come `paused` instances, which finish their calls and can take others at once.
+    """
+
+    paused: int = 0
     hot: int = 0
     hot_s: float = 0.1
     warm: int = 0
@@ -82,11 +86,12 @@ class StartForecast:
     @property
     def next_s(self) -> float:
         """When the next instance would be ready."""
-        return self.hot_s if self.hot else self.warm_s if self.warm else self.cold_s
+        return next(self.ready_s())
 
     def ready_s(self) -> Iterator[float]:
         """Yield when each further instance would be ready if all are started now, soonest first."""
-        return chain(repeat(self.hot_s, self.hot), repeat(self.warm_s, self.warm), repeat(self.cold_s))
+        known = chain(repeat(0.0, self.paused), repeat(self.hot_s, self.hot), repeat(self.warm_s, self.warm))
+        return chain(known, repeat(self.cold_s))
 
 
 NO_TOKENS, UNSEEN, USUAL_STARTS = TokenLoad(), InstanceCapacity(), StartForecast()
@@ -108,10 +113,9 @@ class Trend:
     needs: tuple[tuple[float, int], ...] = ()
     idle_since: float | None = None
 
-    @property
-    def lasting(self) -> float:
-        """The rate that arrivals have had for some time: one burst does not make it."""
-        return min(self.short, self.long)
+    def arriving(self, seconds: float) -> float:
+        """Return the tokens that arrive in that time if arrivals go on, at most what has lately arrived."""
+        return min(self.short * seconds, self.long * _LONG_S)
 
     def with_arrivals(self, arrived: int, now: float, window_s: float) -> "Trend":
         """Return the trend at `now`, of which `arrived` is the counter."""
