@@ -26,6 +26,7 @@ from invoker.handlers.process import HandlerProcess
 from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls
 from invoker.instances.device_cache import DeviceCache
+from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
 from invoker.instances.starting import InstanceContext, MakeHandler
 from invoker.kv.transfer import KvConnector
@@ -201,6 +202,7 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         published=images.published,
         loader=images.loader,
         instances=instances,
+        loads=resources.loads,
         stages=HostedStages(listener, context),
         pipelines=pipelines,
         kv_connector=KvConnector(listener, settings.kv_moves),
@@ -274,6 +276,7 @@ def _instance_context(
         scratch_dir=stack.enter_context(scratch_folder(scratch)),
         clock=setup.clock,
         meter=meter,
+        loads=LoadFeed(setup.clock),
         log_line=rings.add,
     )
 
