@@ -49,9 +49,10 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     gpu.set(xlabel="model seconds", ylabel="cumulated GPU seconds", ylim=(0, None))
     for axes in (rate, ttft, tbt, slo, instances, gpu):
         axes.grid(alpha=0.25)
+    where = f"{params['emulated']}, {params['nodes']} nodes, {params['slower']} times slower"
     figure.suptitle(
-        f"{params['trace']} from {params['from_s']:.0f} s, {params['minutes']:g} min, {params['speedup']:g}x: "
-        f"{params['emulated']}, {params['nodes']} nodes, {params['slower']} times slower"
+        f"{params['trace']} from {params['from_s']:.0f} s, {params['minutes']:g} min, "
+        f"{params['speedup']:g}x: {where}"
     )
     save_figure(figure, path)
 
