@@ -4,8 +4,8 @@ Everything is real except the accelerators, which are emulated (docs/OPERATIONS.
 policy, nodes, casts and sockets, each node on a host of its own behind a shaped link (`benchmarks.testbed`;
 needs root and iproute2). Each mode gets a new platform with one instance, and then the same requests at the
 same times, whether or not earlier ones are answered (open-loop). All modes have the same scaling policy and
-targets. Times are model time: measured time divided by --slower, so that the platform's own overhead counts for that
-much less than on real devices.
+targets. Times are model time: measured time divided by --slower, so that the platform's own overhead counts
+for that much less than on real devices.
 
 One record per mode: `gpu_s` is the allocated accelerator time from the ledger over the window, `host_byte_s`
 the host memory of model copies over time, `cast_bytes` what nodes received from others, `slo_attainment` the
