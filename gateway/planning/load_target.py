@@ -63,6 +63,7 @@ class LoadTarget:
         asleep = state.asleep and load.held == 0
         window_s = min(scaling.scale_down_delay_s, scaling.keep_alive_s)
         trend = _followed(load, state, now, window_s)
+        delay_s, window_s = window_s, window_s * trend.patience
         low = 0 if asleep else scaling.min_instances
         need = Need(instances=0, reason="asleep until the next call") if asleep else self._need(load, trend)
         keep = 0 if asleep else max(need.instances, self._keep(load, trend))
@@ -85,8 +86,10 @@ class LoadTarget:
             times += self._rate_falls_at(load, trend, desired)
         if floor > desired:
             desired, reason = floor, f"set to {floor}"
+        desired = min(desired, load.cap)
+        trend = trend.with_step(desired - load.live, now, delay_s)
         return ScalingDecision(
-            desired=min(desired, load.cap),
+            desired=desired,
             reason=reason,
             state=PolicyState(floor=floor, floor_until=floor_until, asleep=asleep, trend=trend),
             next_at=min((at for at in times if now < at < math.inf), default=None),
@@ -169,7 +172,7 @@ class LoadTarget:
         if not each:
             return 0
         budget_s = self._settings.budget * load.scaling.ttft_target_s
-        patience = 1.0 if service_s is None else (service_s + budget_s / 2) / max(service_s, 1e-6)
+        patience = 1.0 if service_s is None else (service_s + budget_s) / max(service_s, 1e-6)
         present = math.ceil(amount / each)
         if not load.live:
             return present

@@ -7,6 +7,11 @@ from itertools import chain, repeat
 
 _LONG_S = 10.0  # the time constant of the slower rate of arrivals
 _MAX_SHORT_S = 2.0
+# A step down that is taken back within so many windows was too early: then the window is longer for a while.
+_REGRET_WINDOWS = 5
+_MIN_REGRET_S = 5.0
+_MAX_PATIENCE = 4
+_FORGET_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,8 @@ class Trend:
 
     `short` and `long` are exponential averages in tokens per second at time `at`, when `arrived` tokens had
     arrived. `needs` are (time, instances) of the numbers that no later one exceeds, oldest first.
-    `idle_since` is when the last call ended.
+    `idle_since` is when the last call ended. After a step down at `down_at` that was soon taken back the
+    window of needs is `patience` times as long, until none was taken back for a while.
     """
 
     at: float
@@ -112,6 +118,8 @@ class Trend:
     long: float = 0.0
     needs: tuple[tuple[float, int], ...] = ()
     idle_since: float | None = None
+    down_at: float = -math.inf
+    patience: int = 1
 
     def arriving(self, seconds: float) -> float:
         """Return the tokens that arrive in that time if arrivals go on, at most what has lately arrived."""
@@ -126,6 +134,17 @@ class Trend:
             for rate, constant in zip((self.short, self.long), constants, strict=True)
         )
         return replace(self, at=now, arrived=arrived, short=short, long=long)
+
+    def with_step(self, change: int, now: float, window_s: float) -> "Trend":
+        """Return the trend after a decision that changes the number of instances by `change`."""
+        since_s = now - self.down_at
+        if change < 0:
+            return replace(self, down_at=now)
+        if change > 0 and since_s < max(_MIN_REGRET_S, _REGRET_WINDOWS * window_s):
+            return replace(self, down_at=-math.inf, patience=min(_MAX_PATIENCE, 2 * self.patience))
+        if self.patience > 1 and math.inf > since_s > _FORGET_S:
+            return replace(self, down_at=now, patience=self.patience // 2)
+        return self
 
     def with_need(self, instances: int, now: float, window_s: float) -> "Trend":
         """Return the trend with a need at `now`, without those before the window."""
