@@ -1,4 +1,4 @@
-"""A synthetic trace with the burstiness and lengths that are published for BurstGPT (seeded; no real request).
+"""A synthetic trace with the published burstiness and lengths of BurstGPT (seeded; no real request).
 
 BurstGPT (arXiv 2401.17644) finds that intervals between requests follow a gamma distribution of which the
 parameters change over time, and BlitzScale (OSDI 2025) that on it the demand rises fivefold within two

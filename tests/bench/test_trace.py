@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.harness.traces import TraceRequest, read_trace
@@ -62,9 +63,7 @@ def test_halves_share_no_request() -> None:
     _, first = part_of(TRACE, "first", 0.0, 300.0)
     _, second = part_of(TRACE, "second", 0.0, 300.0)
     assert not {one.prompt_tokens for one in first} & {one.prompt_tokens for one in second}
-    assert (
-        len(first) + len(second) == len(TRACE) - 1
-    )  # a last request at the very end begins a part of its own
+    assert len(first) + len(second) == len(TRACE) - 1  # the last one begins at the very end
 
 
 def test_the_burstiest_part_is_found() -> None:
@@ -178,14 +177,12 @@ def test_a_run_is_in_model_time_and_the_bytes_of_the_model() -> None:
 
 def test_a_run_says_why_it_does_not_count() -> None:
     sent = sent_trace()
-    bad = TraceSent(
-        **{
-            **{name: getattr(sent, name) for name in sent.__struct_fields__},
-            "late_s": 0.012,
-            "processor_share": 0.9,
-            "ledger_ok": False,
-            "answers": [*sent.answers[:2], StreamedAnswer(0.0, 0.0, 0.0, 0, "", "timeout", [])],
-        }
+    bad = replace(
+        sent,
+        late_s=0.012,
+        processor_share=0.9,
+        ledger_ok=False,
+        answers=[*sent.answers[:2], replace(sent.answers[2], failure="timeout")],
     )
     run = run_of(TraceResult(sent=bad, samples=[usage(90.0, 1)], plans=SeenPlans()), 2, 1)
     assert run.faults == [
