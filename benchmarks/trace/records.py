@@ -43,7 +43,7 @@ class TraceRun:
     processor_share: float
     ledger: dict[str, Any]
     ledger_ok: bool
-    plans: dict[str, dict[str, int]]
+    plans: dict[str, Any]
 
     @property
     def host_byte_s(self) -> float:

@@ -2,13 +2,16 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.harness.feed_monitor import FeedMonitor
 from registry.records.change import CastChanged, Change, InstanceChanged, LiveChanged, NodeUp, Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.node import NodeRecord, Tier
 
+_REASONS = 5
 _ENDED = (InstanceState.STOPPED, InstanceState.FAILED)
 
 
@@ -25,15 +28,25 @@ class UsageSample:
 
 @dataclass(slots=True)
 class SeenPlans:
-    """How often each planner and live mode was chosen, by reason, and how each instance started."""
+    """The planner of each cast and the live mode at each change, with reasons; how instances started."""
 
-    casts: dict[str, str] = field(default_factory=dict)
-    live: dict[tuple[str, int], str] = field(default_factory=dict)
+    casts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    live: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
 
-    def record(self) -> dict[str, dict[str, int]]:
-        seen = {"casts": self.casts, "live": self.live, "starts": self.starts}
-        return {name: dict(Counter(found.values()).most_common(8)) for name, found in seen.items()}
+    def record(self) -> dict[str, Any]:
+        """Return the numbers of each kind, and some reasons."""
+        return {
+            "planners": dict(Counter(name for name, _ in self.casts.values())),
+            "planner_reasons": _some(reason for _, reason in self.casts.values()),
+            "live_modes": dict(Counter(name for name, _ in self.live.values())),
+            "live_reasons": _some(reason for _, reason in self.live.values()),
+            "starts": dict(Counter(self.starts.values())),
+        }
+
+
+def _some(reasons: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(reasons))[:_REASONS]
 
 
 class UsageMonitor(FeedMonitor):
@@ -62,11 +75,10 @@ class UsageMonitor(FeedMonitor):
         elif isinstance(change, NodeUp):
             self._nodes[change.record.id] = change.record
         elif isinstance(change, CastChanged):
-            self.plans.casts[change.record.cast_id] = f"{change.record.planner}: {change.record.reason}"
+            self.plans.casts[change.record.cast_id] = (change.record.planner, change.record.reason)
         elif isinstance(change, LiveChanged):
             live = change.record
-            if live.way is not None and live.pipelines:
-                self.plans.live[live.function, live.serial] = f"{live.way}: {live.reason}"
+            self.plans.live[live.function, live.serial] = (live.way.value, live.reason)
         self._note()
 
     def _instance(self, record: InstanceRecord) -> None:
