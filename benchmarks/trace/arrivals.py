@@ -3,6 +3,7 @@
 A trace has two halves: what is tuned on the first is reported on the second.
 """
 
+import math
 import random
 from bisect import bisect_left
 from collections import Counter
@@ -22,24 +23,26 @@ def part_of(
 ) -> tuple[float, list[TraceRequest]]:
     """Return where the part begins in the trace, and its requests, timed from there.
 
-    `start` is in seconds of the half. Raises ValueError if the half ends before the part does.
+    `start` is in seconds of the half. The part ends with the half. Raises ValueError if it has no requests.
     """
     begin_s, end_s = bounds(trace, half)
     if isinstance(start, str):
         start = _burstiest(trace, begin_s, end_s, length_s) - begin_s
-    from_s, to_s = begin_s + start, begin_s + start + length_s
-    if to_s > end_s + _BIN_S:
-        raise ValueError(f"the {half} trace has {end_s - begin_s:.0f} s, not {start:g} + {length_s:g}")
+    from_s = begin_s + start
+    to_s = min(end_s, from_s + length_s)
     part = _between(trace, from_s, to_s)
     if not part:
-        raise ValueError(f"no requests between {from_s:g} and {to_s:g} s of the trace")
+        raise ValueError(
+            f"no requests from second {start:g} on: this part of the trace has {end_s - begin_s:.0f} s"
+        )
     return from_s, [replace(one, offset_s=one.offset_s - from_s) for one in part]
 
 
 def bounds(trace: Sequence[TraceRequest], half: str) -> tuple[float, float]:
     """Return the seconds between which a half lies."""
     end_s = trace[-1].offset_s
-    return {"whole": (0.0, end_s), "first": (0.0, end_s / 2), "second": (end_s / 2, end_s)}[half]
+    after_s = math.nextafter(end_s, math.inf)  # parts are half-open
+    return {"whole": (0.0, after_s), "first": (0.0, end_s / 2), "second": (end_s / 2, after_s)}[half]
 
 
 def burstiness(offsets_s: Sequence[float], length_s: float) -> float:
