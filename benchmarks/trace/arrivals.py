@@ -66,7 +66,9 @@ def _burstiest(trace: Sequence[TraceRequest], begin_s: float, end_s: float, leng
     best, at_s = (-1.0, begin_s), begin_s
     while at_s + length_s <= end_s:
         part = [one.offset_s - at_s for one in _between(trace, at_s, at_s + length_s)]
-        best = max(best, (burstiness(part, length_s), at_s), key=lambda pair: pair[0])
+        # Their variance, since a few requests of an idle service have the greatest coefficient.
+        variance = burstiness(part, length_s) * len(part) ** 2
+        best = max(best, (variance, at_s), key=lambda pair: pair[0])
         at_s += _STEP_S
     return best[1]
 

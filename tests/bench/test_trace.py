@@ -77,6 +77,18 @@ def test_the_burstiest_part_is_found() -> None:
     )
 
 
+def test_a_lone_request_of_an_idle_service_is_no_burst() -> None:
+    busy = [TraceRequest(300.0 + place / 3, 1, 1) for place in range(600)]
+    part = [
+        TraceRequest(0.0, 1, 1),
+        *busy,
+        *(TraceRequest(400.0, 1, 1) for _ in range(50)),
+        TraceRequest(700.0, 1, 1),
+    ]
+    from_s, _ = part_of(sorted(part, key=lambda one: one.offset_s), "whole", "burst", 60.0)
+    assert from_s <= 400.0 < from_s + 60.0
+
+
 def test_functions_share_the_requests_unevenly_and_always_the_same_way() -> None:
     shared = spread(TRACE, 12, seed=3)
     assert shared == spread(TRACE, 12, seed=3) != spread(TRACE, 12, seed=4)
