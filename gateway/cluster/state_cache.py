@@ -30,7 +30,6 @@ from registry.records.change import (
     NodeUp,
     ScaleRequested,
     Snapshot,
-    VersionLoad,
 )
 from registry.records.fence import NO_FENCE
 from registry.records.function import Function, FunctionVersion
@@ -292,11 +291,11 @@ class ClusterStateCache:
             if any(holding.image == image and tier in holding.tiers for holding in record.holdings)
         ]
 
-    def version_loads(self, *, exclude: str = "") -> Iterator[VersionLoad]:
-        """Yield the loads that gateways report, without the gateway `exclude`."""
+    def load_reports(self, *, exclude: str = "") -> Iterator[LoadReport]:
+        """Yield the reports of gateways, without the gateway `exclude`."""
         for gateway, (report, _) in self._load_reports.items():
             if gateway != exclude:
-                yield from report.loads
+                yield report
 
     def view(self) -> Snapshot:
         return Snapshot(

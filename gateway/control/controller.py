@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Coroutine
 from math import inf
 
@@ -10,6 +9,7 @@ from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
 from gateway.control.context import LocalLoad, Planners
+from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
 from gateway.planning.actions import (
@@ -23,6 +23,7 @@ from gateway.planning.actions import (
     UnpinAction,
 )
 from gateway.planning.debounce import DemandDebouncer, settle_s
+from gateway.planning.demand_sum import DemandSum
 from gateway.planning.plan import Plan, VersionDemand
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.fence import NO_FENCE, Fence
@@ -47,6 +48,7 @@ class Controller:
         calls: NodeCalls,
         leadership: Leadership,
         work: ChangeCondition,
+        decisions: DecisionPublisher,
     ) -> None:
         self.desired: dict[VersionKey, int] = {}
         self._state = cluster.state
@@ -59,6 +61,8 @@ class Controller:
         self._casts = planners.casts
         self._live = planners.live
         self._debouncer = DemandDebouncer(self._settle_s)
+        self._demand_sum = DemandSum()
+        self._decisions = decisions
         self._local = local
         self._progress = local.progress
         self._calls = calls
@@ -93,6 +97,8 @@ class Controller:
             # Without the lease or the feed nothing is decided; actions in progress continue.
             self.desired = {}
             self._live.stand_down()
+            for instance_id in self._planner.stand_down():
+                self._state_cache.set_draining(instance_id, False)
             self._debouncer.reset()
             self._led_from_s = None
             return Plan()
@@ -109,6 +115,12 @@ class Controller:
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
         self.desired = plan.desired
+        self._decisions.note(plan, self._clock.wall_s())
+        for instance_id, paused in plan.paused.items():
+            self._state_cache.set_draining(instance_id, paused)
+            log.info("%s instance %s", "pausing" if paused else "resuming", instance_id)
+        if not all(plan.paused.values()):
+            self._changes.notify_soon()  # queued calls can go there
         for action in plan.actions:
             if isinstance(action, StopAction):
                 self._state_cache.set_draining(action.instance_id, True)
@@ -131,20 +143,9 @@ class Controller:
         return until_s
 
     def _demand(self) -> dict[VersionKey, VersionDemand]:
-        in_flight: dict[VersionKey, int] = defaultdict(int)
-        held: dict[VersionKey, int] = defaultdict(int)
-        for queue in self._local.admission.queues():
-            in_flight[queue.key] += queue.in_flight
-            held[queue.key] += len(queue.held)
-        for demand in self._state_cache.version_loads(exclude=self._local.gateway_id):
-            key = VersionKey(demand.function, demand.version)
-            in_flight[key] += demand.in_flight
-            held[key] += demand.held
-        service_s = self._local.admission.service_s
-        return {
-            key: VersionDemand(in_flight=in_flight[key], held=held[key], service_s=service_s(key))
-            for key in in_flight
-        }
+        own = self._local.gateway_id
+        reports = {report.gateway: report.loads for report in self._state_cache.load_reports(exclude=own)}
+        return self._demand_sum.update({**reports, own: self._local.admission.loads()})
 
     def _settle_s(self, key: VersionKey) -> float:
         version = self._state_cache.version(key)

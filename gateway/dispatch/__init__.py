@@ -1,6 +1,7 @@
 """The path of a call from the request queue to a replica.
 
 - `admission`: bounded request queues, one per function version
+- `call_averages`: service times and outputs of each version
 - `call_mover`: hand-off of calls from pipelines to promoted members
 - `demand`: load reports of this gateway
 - `dispatcher`: admission, queueing and assignment

@@ -22,7 +22,7 @@ class DemandPublisher:
         gateway_id: str,
         *,
         ttl_s: float = 10.0,
-        batch_s: float = 0.1,
+        batch_s: float = 0.05,
     ) -> None:
         self._state = state
         self._admission = admission
@@ -48,18 +48,6 @@ class DemandPublisher:
         """Call `callback` after each report that was not published."""
         self._on_failure = callback
 
-    def demands(self) -> tuple[VersionLoad, ...]:
-        """Return the load of each queue now."""
-        return tuple(
-            VersionLoad(
-                function=queue.key.function,
-                version=queue.key.version,
-                in_flight=queue.in_flight,
-                held=len(queue.held),
-            )
-            for queue in self._admission.queues()
-        )
-
     def changed(self, *, urgent: bool = False) -> None:
         """Mark the counts as changed; `urgent` when a queue was empty before."""
         if not self._is_dirty:
@@ -82,7 +70,7 @@ class DemandPublisher:
             self._is_dirty = False
             self._dirty.clear()
             self._urgent.clear()
-            await self._publish(self.demands())
+            await self._publish(self._admission.loads())
 
     async def close(self) -> None:
         """Withdraw all load reports."""

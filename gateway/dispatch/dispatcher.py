@@ -17,15 +17,16 @@ from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.execution import ReplicaOutcome, RequestExecution
 from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
-from gateway.dispatch.router import ReplicaSlots, concurrency_of
+from gateway.dispatch.router import CallTokens, ReplicaSlots, concurrency_of
 from gateway.planning.placement import unschedulable_reason
 from registry.records.change import InstanceChanged
+from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord, InstanceState
 
 # How long calls wait while the shared state is unreachable, so that no start can be made.
 _CUT_OFF_S = 3.0
 # Delay of the load report for calls that never wait.
-_LOAD_DELAY_S = 0.1
+_LOAD_DELAY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ class CallDispatcher:
         """Queue a call again in order of arrival, and record what the outcome shows of its replica."""
         instance = queued.instance
         assert instance is not None
-        self.slots.release(slots_key_of(instance), queued.cost, has_token=queued.has_token)
+        self._release(queued, instance)
         match outcome:
             case ReplicaOutcome.MOVED | ReplicaOutcome.STAGE_LOST | ReplicaOutcome.GONE if isinstance(
                 instance, PipelineReplica
@@ -145,8 +146,8 @@ class CallDispatcher:
     def on_first_token(self, queued: QueuedRequest) -> None:
         """Record the first token of a call on its replica, which may have room for another one now."""
         if queued.instance is not None and not queued.has_token:
-            queued.has_token = True
-            self.slots.on_first_token(slots_key_of(queued.instance))
+            self._admission.on_first_token(queued)
+            self.slots.on_first_token(slots_key_of(queued.instance), queued.tokens)
             self._assign_held(self._admission.queue(queued.key))
 
     # --- calls come and go
@@ -166,10 +167,13 @@ class CallDispatcher:
         queue = self._admission.enqueue(queued)
         self._assign_ready(queue, state_cache.replicas(key))
         starts_to_wait = queued.instance is None and first
-        self._demand.changed(urgent=starts_to_wait)
+        # A paced call waits for a step or two of its instance: no reason for haste.
+        urgent = starts_to_wait and (not ready or self._paced(queued) is None)
+        self._demand.changed(urgent=urgent)
         if starts_to_wait:
             queue.stage = self.stage(key)
             self._reject_unservable(queue)
+        if urgent:
             self._load.notify()  # a controller in this process starts what is missing
         else:
             self._load.notify_within(_LOAD_DELAY_S)
@@ -177,10 +181,10 @@ class CallDispatcher:
 
     def leave(self, queued: QueuedRequest) -> None:
         if queued.instance is not None:
-            self.slots.release(slots_key_of(queued.instance), queued.cost, has_token=queued.has_token)
+            self._release(queued, queued.instance)
             if queued.has_token and isinstance(queued.instance, InstanceRecord):
                 served_s = self.clock.monotonic_s() - queued.assigned_s
-                self._admission.record_service(queued.key, served_s)
+                self._admission.averages.of(queued.key).record(served_s, queued.output_tokens)
         queue = self._admission.leave(queued)
         self._demand.changed()
         if queue is not None:
@@ -194,10 +198,15 @@ class CallDispatcher:
 
         Beside pipelines, and beyond an instance's limit, it goes through the queue, as all others.
         """
-        instance = self.slots.choose_ready(ready, self._rng, queued.arrived_s)
+        paced = self._paced(queued)
+        instance: Replica | None
+        if paced is None:
+            instance = self.slots.choose_ready(ready, self._rng, queued.arrived_s)
+        else:
+            instance = self.slots.choose(ready, self._rng, queued.arrived_s, paced=paced).instance
         if instance is None:
             return False
-        self.slots.acquire(instance.instance_id, queued.cost)
+        self.slots.acquire(instance.instance_id, queued.cost, queued.tokens)
         self._admission.start(queued, instance)
         self._demand.changed()
         self._load.notify_within(_LOAD_DELAY_S)
@@ -228,7 +237,10 @@ class CallDispatcher:
         while (following := queue.held.first()) is not None:
             # Its tenant has the fewest calls in service: if it is not below its share, none is.
             over_commit = following.batches and queue.held.is_below_share(following.tenant, slots)
-            choice = self.slots.choose(ready, self._rng, now, over_commit=over_commit, cost=following.cost)
+            paced = self._paced(following)
+            choice = self.slots.choose(
+                ready, self._rng, now, over_commit=over_commit, cost=following.cost, paced=paced
+            )
             if choice.instance is None:
                 if choice.next_at is not None:
                     self._assign_at(queue.key, choice.next_at - now)
@@ -245,8 +257,17 @@ class CallDispatcher:
                 self._assign(queued, server)
                 return
 
+    def _paced(self, queued: QueuedRequest) -> CallTokens | None:
+        """Return the tokens of a call by which its instances are filled; None where only calls count."""
+        head = self._state_cache.functions.get(queued.key.function)
+        by_load = head is not None and head.scaling.policy is ScalingMode.LOAD
+        return queued.tokens if by_load and queued.tokens.prompt else None
+
+    def _release(self, queued: QueuedRequest, server: Replica) -> None:
+        self.slots.release(slots_key_of(server), queued.cost, queued.tokens, has_token=queued.has_token)
+
     def _assign(self, queued: QueuedRequest, server: Replica) -> None:
-        self.slots.acquire(slots_key_of(server), queued.cost)
+        self.slots.acquire(slots_key_of(server), queued.cost, queued.tokens)
         queued.assigned_s = self.clock.monotonic_s()
         self._admission.assign(queued, server)
 

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +18,20 @@ from registry.records.instance import InstanceRecord
 
 # Calls without a first token per pipeline stage, and per instance beside pipelines.
 _MAX_FRESH = 2
+# Prompt tokens of calls without a first token on a paced instance: what its next few steps run. All others
+# wait at the gateway, from where they can also go to an instance that becomes ready meanwhile.
+_MAX_FRESH_TOKENS = 1024
 DEFAULT_CONCURRENCY = 8  # of a replica that reports no limit
+
+
+class CallTokens(NamedTuple):
+    """The tokens of a call that generates: of its prompt, and of its KV cache with the expected output."""
+
+    prompt: int = 0
+    kv: int = 0
+
+
+NO_TOKENS = CallTokens()
 
 
 class ReplicaChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +56,16 @@ def overcommit_of(slots: int) -> int:
 
 @dataclass(slots=True)
 class _ReplicaLoad:
-    """The calls on one replica: `work` is their estimated cost in tokens, `fresh` have no first token."""
+    """The calls on one replica: `work` is their estimated cost in tokens, `fresh` have no first token.
+
+    `fresh_tokens` are the prompts of the latter, `kv_tokens` is the KV cache that all take.
+    """
 
     calls: int = 0
     work: int = 0
     fresh: int = 0
+    fresh_tokens: int = 0
+    kv_tokens: int = 0
 
 
 _NO_LOAD = _ReplicaLoad()
@@ -66,24 +85,32 @@ class ReplicaSlots:
     def in_flight(self) -> Counter[str]:
         return Counter({key: load.calls for key, load in self._loads.items()})
 
-    def acquire(self, key: str, cost: int = 1) -> None:
+    def acquire(self, key: str, cost: int = 1, tokens: CallTokens = NO_TOKENS) -> None:
         load = self._loads.get(key)
         if load is None:
             load = self._loads[key] = _ReplicaLoad()
         load.calls += 1
         load.work += cost
         load.fresh += 1
+        load.fresh_tokens += tokens.prompt
+        load.kv_tokens += tokens.kv
 
-    def on_first_token(self, key: str) -> None:
+    def on_first_token(self, key: str, tokens: CallTokens = NO_TOKENS) -> None:
         """Record the first token of one of its calls."""
         self._loads[key].fresh -= 1
+        self._loads[key].fresh_tokens -= tokens.prompt
 
-    def release(self, key: str, cost: int = 1, *, has_token: bool = False) -> None:
+    def release(
+        self, key: str, cost: int = 1, tokens: CallTokens = NO_TOKENS, *, has_token: bool = False
+    ) -> None:
         """Return the slot of a call, which has produced a token if `has_token`."""
         load = self._loads[key]
         load.calls -= 1
         load.work -= cost
-        load.fresh -= not has_token
+        load.kv_tokens -= tokens.kv
+        if not has_token:
+            load.fresh -= 1
+            load.fresh_tokens -= tokens.prompt
         if not load.calls:
             del self._loads[key]
 
@@ -108,6 +135,18 @@ class ReplicaSlots:
         stages = len(server.pipeline.stages) if isinstance(server, PipelineReplica) else 1
         return _MAX_FRESH * stages - self._load(server).fresh
 
+    def _takes(self, server: Replica, tokens: CallTokens, *, over_commit: bool) -> bool:
+        """Return whether the replica would run the prompt of a paced call soon, and has KV for it."""
+        if isinstance(server, PipelineReplica):
+            return True
+        load, factor = self._load(server), 2 if over_commit else 1
+        soon = (
+            load.fresh < _MAX_FRESH * factor
+            or load.fresh_tokens + tokens.prompt <= _MAX_FRESH_TOKENS * factor
+        )
+        kv_tokens = server.kv_tokens if isinstance(server, InstanceRecord) else 0
+        return soon and (not load.calls or not kv_tokens or load.kv_tokens + tokens.kv <= kv_tokens)
+
     def _keeps_up(self, server: Replica) -> bool:
         return isinstance(server, PipelineReplica) or self._backlog_room(server) > 0
 
@@ -129,12 +168,13 @@ class ReplicaSlots:
         *,
         over_commit: bool = False,
         cost: int = 1,
+        paced: CallTokens | None = None,
     ) -> ReplicaChoice:
         """Return a replica with a free slot; with `over_commit` beyond its limit, if need be.
 
         `cost` is the call's cost in tokens; ties are broken by `rng`. Beside pipelines an instance also gets
         no more than keep it busy: it prefills its calls one by one, and a pipeline or a node that has become
-        ready would end the last of them sooner.
+        ready would end the last of them sooner. So does any instance for a `paced` call of these tokens.
         """
         ready = list(ready)
         beside_pipelines = any(map(_runs_in_turns, ready))
@@ -146,19 +186,24 @@ class ReplicaSlots:
             until = self._full_until.get(server.instance_id)
             if until is not None:
                 next_at = until if next_at is None else min(next_at, until)
-            elif self.room(server, over_commit=over_commit) > 0 and (
-                not beside_pipelines or self._keeps_up(server)
+            elif (
+                self.room(server, over_commit=over_commit) > 0
+                and (not beside_pipelines or self._keeps_up(server))
+                and (paced is None or self._takes(server, paced, over_commit=over_commit))
             ):
                 able.append(server)
         if any(isinstance(server, PipelineReplica) for server in able):
             return ReplicaChoice(instance=self._soonest(able, cost), next_at=next_at)
-        return ReplicaChoice(instance=self._least_loaded(able, rng), next_at=next_at)
+        return ReplicaChoice(instance=self._least_loaded(able, rng, paced is not None), next_at=next_at)
 
-    def _least_loaded(self, able: Sequence[Replica], rng: random.Random) -> Replica | None:
+    def _least_loaded(self, able: Sequence[Replica], rng: random.Random, by_prompts: bool) -> Replica | None:
         best: list[Replica] = []
         best_load = math.inf
         for server in able:
-            load = self._load(server).calls / concurrency_of(server)
+            own = self._load(server)
+            load = own.calls / concurrency_of(server)
+            if by_prompts:  # a prompt ends sooner where no other is ahead of it
+                load += own.fresh_tokens / _MAX_FRESH_TOKENS
             if load < best_load:
                 best, best_load = [server], load
             elif load == best_load:

@@ -104,7 +104,7 @@ class LoadTracker:
             ready_slots=sum(max(1, instance.max_concurrency) for instance in ready),
             queued=demand.held,
             running=demand.in_flight,
-            service_s=demand.service_s,
+            service_s=demand.tokens.service_s,
         )
 
 

@@ -6,11 +6,15 @@
 - `cast_planner`: which starts become one cast, and its plan
 - `cast_publisher`: publishes cast records
 - `debounce`: debouncing of growing demand
+- `demand_sum`: the load of all gateways together
 - `image_owners`: which host owns the pinned copy of each image
+- `load_target`: scaling by tokens and seen capacity
 - `loads`: loads of function versions
+- `outlook`: seen capacities, and when instances would be ready
 - `placement`: nodes of starts, instances to stop, sources of images
 - `plan`: settings and outcome of a planning step
 - `planner`: scaling, placement and redeploys as one step
-- `policy`: the scaling policy
+- `policy`: scaling policies, and the one by concurrent calls
 - `replicator`: host copies to make and to drop
+- `work`: work in tokens, seen capacity, and how long work waits
 """

@@ -10,7 +10,7 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.planning.plan import VersionDemand
 
 _COPY_SHARE = 0.02  # of the time that one copy of the image takes
-_MAX_S = 0.1
+_MAX_S = 0.04  # a decision follows a change of load within 0.1 s
 _MIN_S = 1e-3  # a shorter wait is skipped
 
 

@@ -4,7 +4,16 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from registry.records.function import Scaling
+from gateway.planning.work import (
+    NO_TOKENS,
+    UNSEEN,
+    USUAL_STARTS,
+    InstanceCapacity,
+    StartForecast,
+    TokenLoad,
+    Trend,
+)
+from registry.records.function import Scaling, ScalingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +21,8 @@ class FunctionLoad:
     """The load of one function version.
 
     `in_flight` and `held` are calls on instances and queued calls, of all gateways; `ready` and `starting`
-    count instances; `nodes` is the number of usable nodes.
+    count instances; `nodes` is the number of usable nodes. `starting_s` are the predicted seconds until the
+    starting instances are ready. `tokens`, `capacity` and `starts` are for the load target.
     """
 
     in_flight: int
@@ -21,6 +31,10 @@ class FunctionLoad:
     starting: int
     nodes: int
     scaling: Scaling
+    tokens: TokenLoad = NO_TOKENS
+    capacity: InstanceCapacity = UNSEEN
+    starting_s: tuple[float, ...] = ()
+    starts: StartForecast = USUAL_STARTS
 
     @property
     def live(self) -> int:
@@ -29,6 +43,8 @@ class FunctionLoad:
     @property
     def needed(self) -> int:
         """The number of instances for its calls."""
+        if self.scaling.policy is ScalingMode.LOAD:
+            return self.ready  # they follow the load
         return -(-(self.in_flight + self.held) // self.scaling.target_concurrency)
 
     @property
@@ -46,6 +62,7 @@ class PolicyState:
     `surplus_since` is when a surplus of instances began, `peak` the largest number needed by load since then.
     `floor` is the number set by an operator (or a redeploy) until `floor_until`, which is unset until that
     number is ready. `asleep`: scaled to zero by hand, until the next call. `cut`: release the surplus now.
+    `trend` is the load target's view of the recent load.
     """
 
     surplus_since: float | None = None
@@ -54,6 +71,7 @@ class PolicyState:
     floor_until: float | None = None
     asleep: bool = False
     cut: bool = False
+    trend: Trend | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +113,9 @@ class ConcurrencyTarget:
         asleep = state.asleep and load.held == 0
         calls = 0 if asleep else load.in_flight + load.held
         wanted = math.ceil(calls / scaling.target_concurrency)
-        need = _clamp(wanted, 0 if asleep else scaling.min_instances, load.cap)
+        need = clamp(wanted, 0 if asleep else scaling.min_instances, load.cap)
 
-        floor, floor_until = self._floor(load, state, now)
+        floor, floor_until = floor_of(load, state, now)
         since: float | None = None
         peak, next_at = 0, floor_until
         desired, reason = need, f"{calls} calls at {scaling.target_concurrency} each"
@@ -108,7 +126,7 @@ class ConcurrencyTarget:
         elif load.live > need and not state.cut:
             since = now if state.surplus_since is None else state.surplus_since
             peak = max(state.peak, wanted)
-            kept = max(_clamp(peak, scaling.min_instances, load.live), floor)
+            kept = max(clamp(peak, scaling.min_instances, load.live), floor)
             ends_at: float | None = since + self._window_s(peak, scaling)
             if ends_at is not None and now < ends_at:
                 desired, reason = load.live, "kept alive"
@@ -133,16 +151,17 @@ class ConcurrencyTarget:
     def _window_s(self, peak: int, scaling: Scaling) -> float:
         return scaling.keep_alive_s if peak == 0 else min(scaling.keep_alive_s, self._stable_s)
 
-    @staticmethod
-    def _floor(load: FunctionLoad, state: PolicyState, now: float) -> tuple[int, float | None]:
-        if not state.floor:
-            return 0, None
-        until = state.floor_until
-        if until is None and load.ready >= state.floor:
-            until = now + load.scaling.keep_alive_s
-        if until is not None and now >= until:
-            return 0, None
-        return state.floor, until
+
+def floor_of(load: FunctionLoad, state: PolicyState, now: float) -> tuple[int, float | None]:
+    """Return the number that an operator set (0: none), and until when it holds if that is known."""
+    if not state.floor:
+        return 0, None
+    until = state.floor_until
+    if until is None and load.ready >= state.floor:
+        until = now + load.scaling.keep_alive_s
+    if until is not None and now >= until:
+        return 0, None
+    return state.floor, until
 
 
 def without_floor(state: PolicyState) -> PolicyState:
@@ -150,5 +169,6 @@ def without_floor(state: PolicyState) -> PolicyState:
     return replace(state, floor=0, floor_until=None)
 
 
-def _clamp(value: int, low: int, high: int) -> int:
+def clamp(value: int, low: int, high: int) -> int:
+    """Return the number in [low, high] that is nearest to `value`; `high` if there is none."""
     return max(min(low, high), min(value, high))

@@ -11,12 +11,24 @@ from registry.records.node import NodeRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionLoad:
-    """The load of one function version at one gateway: requests in flight on instances, and queued ones."""
+    """The load of one function version at one gateway: requests in flight on instances, and queued ones.
+
+    `held_tokens` are the prompt tokens of queued requests, `prefilling_tokens` those of requests in flight
+    without a first token, `kv_tokens` the prompts and expected outputs of all of them. `arrived_…` count all
+    requests and prompt tokens since the gateway started (0: it is of an earlier release, or of none that
+    generate). A request usually takes `service_s` on an instance (None: unknown).
+    """
 
     function: str
     version: int
     in_flight: int
     held: int
+    held_tokens: int = 0
+    prefilling_tokens: int = 0
+    kv_tokens: int = 0
+    arrived_calls: int = 0
+    arrived_tokens: int = 0
+    service_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ BUILTINS = frozenset({"echo"})
 BUILTIN_PREFIX = "builtin:"
 
 MAX_SHARES = 256
+MIN_SCALE_DOWN_DELAY_S = 0.5
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -27,12 +28,27 @@ class FunctionTask(StrEnum):
     HANDLER = "handler"  # custom code, or a handler that is part of the node
 
 
+class ScalingMode(StrEnum):
+    """What the number of instances follows."""
+
+    CONCURRENCY = "concurrency"  # the number of calls, `target_concurrency` for each instance
+    LOAD = "load"  # waiting prompt tokens, decode step times and KV cache, by what instances were seen to do
+
+
+def default_policy(task: FunctionTask, *, gives_concurrency: bool) -> ScalingMode:
+    """Return the policy of a new function whose settings name none: where they give a concurrency, that."""
+    by_load = task is FunctionTask.GENERATE and not gives_concurrency
+    return ScalingMode.LOAD if by_load else ScalingMode.CONCURRENCY
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Scaling settings, which may change without a new version.
 
     `max_instances=None` means all nodes. `live` is the mode of serving while the model is loading, and
-    `ttft_target_s` the time to first token that its mode `auto` aims for.
+    `ttft_target_s` the time to first token that its mode `auto` and `policy: load` aim for; `tbt_target_s` is
+    the time between tokens that the latter aims for. `scale_down_delay_s` is how long it keeps instances
+    beyond the load, but for the last one.
     """
 
     min_instances: int = 0
@@ -42,6 +58,10 @@ class Scaling:
     host_keep_alive_s: float = 3600.0  # idle time after which a surplus host copy is dropped
     live: LiveMode = LiveMode.AUTO
     ttft_target_s: float = 1.0
+    # An earlier release ignores the following; what it stored scales as it did.
+    policy: ScalingMode = ScalingMode.CONCURRENCY
+    scale_down_delay_s: float = 2.0
+    tbt_target_s: float = 0.2
 
     def __post_init__(self) -> None:
         if self.min_instances < 0:
@@ -58,6 +78,10 @@ class Scaling:
             raise InvalidRecord(f"host_keep_alive must be 0 s or more, not {self.host_keep_alive_s} s")
         if not 0 <= self.ttft_target_s <= 86400:
             raise InvalidRecord(f"ttft_target must be 0 s to 1 day, not {self.ttft_target_s} s")
+        if not MIN_SCALE_DOWN_DELAY_S <= self.scale_down_delay_s <= 86400:
+            raise InvalidRecord(f"scale_down_delay must be 500 ms to 1 day, not {self.scale_down_delay_s} s")
+        if not 0 < self.tbt_target_s <= 3600:
+            raise InvalidRecord(f"tbt_target must be above 0 s and at most 1 h, not {self.tbt_target_s} s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

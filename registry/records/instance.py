@@ -44,7 +44,8 @@ class InstanceRecord:
     `phases_ms` maps start phases to durations: `reserve`, `fetch` (into host memory), `copy` (host to
     accelerator), `bind`, `ready`. `progress` is the loaded share of the image, 0 to 1. `source` is where the
     bytes came from (`arena`, `host`, `node:<id>`, `disk`, `store`). `no_room`: the start failed for lack of
-    arena space; the controller frees space, tries another node, or publishes the failure.
+    arena space; the controller frees space, tries another node, or publishes the failure. `kv_tokens` is the
+    size of its KV cache, 0 if unknown or none.
     """
 
     instance_id: str
@@ -60,6 +61,7 @@ class InstanceRecord:
     error: str = ""
     no_room: bool = False
     max_concurrency: int = 0
+    kv_tokens: int = 0
 
 
 def check_transition(old: InstanceState, new: InstanceState) -> InstanceState:

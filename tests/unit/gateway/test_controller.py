@@ -208,7 +208,7 @@ async def test_a_held_call_is_served_after_a_takeover() -> None:
             await first.changes.wait_for(lambda: first.stats().controller_epoch is not None)
             second = await stack.enter_async_context(open_gateway(cluster, "second", FAST))
             held = asyncio.create_task(ask(second, make_call(version)))
-            await first.changes.wait_for(lambda: any(first.state_cache.version_loads()))
+            await first.changes.wait_for(lambda: any(first.state_cache.load_reports()))
         await cluster.add_node("n0")
         assert (await held).ids == EXPECTED
         assert second.stats().controller_epoch == 2

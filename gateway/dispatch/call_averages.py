@@ -1,0 +1,51 @@
+"""Averages and counters of the calls of each version at this gateway, which outlast its queue."""
+
+from dataclasses import dataclass
+
+from gateway.cluster.state_cache import VersionKey
+
+_WEIGHT = 0.2  # of the latest call in a moving average
+_MAX_VERSIONS = 4096
+_UNKNOWN_OUTPUT = 256  # tokens that a call is assumed to generate at most, before any was seen
+
+
+@dataclass(slots=True)
+class CallAverages:
+    """The averages of a version's calls, None before the first; `arrived_…` count all so far."""
+
+    service_s: float | None = None
+    output_tokens: float | None = None
+    arrived_calls: int = 0
+    arrived_tokens: int = 0
+
+    def record(self, seconds: float, output_tokens: int) -> None:
+        """Add a call that took so long on an instance and generated that many tokens."""
+        self.service_s = _averaged(self.service_s, seconds)
+        self.output_tokens = _averaged(self.output_tokens, output_tokens)
+
+    def expected_output(self, max_tokens: int) -> int:
+        """Return how many tokens a call is expected to generate."""
+        usual = _UNKNOWN_OUTPUT if self.output_tokens is None else self.output_tokens
+        return min(max_tokens, round(usual))
+
+
+class AveragesTable:
+    """The averages of all versions, at most 4096."""
+
+    def __init__(self) -> None:
+        self._versions: dict[VersionKey, CallAverages] = {}  # the oldest first
+
+    def __repr__(self) -> str:
+        return f"<AveragesTable of {len(self._versions)} versions>"
+
+    def of(self, key: VersionKey) -> CallAverages:
+        found = self._versions.get(key)
+        if found is None:
+            found = self._versions[key] = CallAverages()
+            if len(self._versions) > _MAX_VERSIONS:
+                del self._versions[next(iter(self._versions))]
+        return found
+
+
+def _averaged(known: float | None, latest: float) -> float:
+    return latest if known is None else known + _WEIGHT * (latest - known)

@@ -1,0 +1,251 @@
+"""The load target: as many instances as the waiting prompts, the decode steps and the KV cache need. Pure.
+
+Capacity is what instances were seen to do. The predicted time to first token of the last waiting prompt is
+compared with the target; so are, for the time that a further start takes, the prompts that will arrive.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+
+from gateway.planning.policy import (
+    ConcurrencyTarget,
+    FunctionLoad,
+    PolicyState,
+    ScalerPolicy,
+    ScalingDecision,
+    clamp,
+    floor_of,
+)
+from gateway.planning.work import Trend, finish_s, instances_for, short_s
+from registry.records.function import ScalingMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTargetSettings:
+    """Constants of the load target.
+
+    Of the target time to first token, waits may take `budget`; where a start takes longer, what waits then
+    may take `rush` of that once it is ready. An instance is surplus if the others would
+    be busy for at most `busy` of their time at the recent rate of arrivals, and if sequences and their KV
+    cache, times `margin`, fit without it. `kv_share` of a KV cache is used.
+    """
+
+    budget: float = 0.5
+    rush: float = 1.0
+    busy: float = 0.75
+    margin: float = 1.1
+    kv_share: float = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A number of instances with the reason for it."""
+
+    instances: int
+    reason: str
+
+
+class LoadTarget:
+    """A policy that keeps the time to first token, the time between tokens and the KV cache within targets.
+
+    It scales up at once, by several instances in one step, but starts none that would be ready only when the
+    others have done the work. It scales down to the most that was needed within `scale_down_delay_s`; the
+    last instance stays for `keep_alive_s` without calls. Until its instances were seen at work, it keeps
+    `target_concurrency` calls on each.
+    """
+
+    def __init__(self, settings: LoadTargetSettings | None = None) -> None:
+        self._settings = settings or LoadTargetSettings()
+
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        scaling, calls = load.scaling, load.in_flight + load.held
+        asleep = state.asleep and load.held == 0
+        window_s = min(scaling.scale_down_delay_s, scaling.keep_alive_s)
+        trend = _followed(load, state, now, window_s)
+        delay_s, window_s = window_s, window_s * trend.patience
+        low = 0 if asleep else scaling.min_instances
+        need = Need(instances=0, reason="asleep until the next call") if asleep else self._need(load, trend)
+        keep = 0 if asleep else max(need.instances, self._keep(load, trend))
+        trend = trend.with_need(keep, now, window_s)
+        idle_since = None if calls or load.starting else now if trend.idle_since is None else trend.idle_since
+        trend = replace(trend, idle_since=idle_since)
+
+        floor, floor_until = floor_of(load, state, now)
+        desired, reason = clamp(need.instances, low, load.cap), need.reason
+        times = [] if floor_until is None else [floor_until]
+        if load.live > desired and not (asleep or state.cut):
+            kept = clamp(trend.needs[0][1], max(low, desired), load.live)
+            if kept > desired:
+                desired, reason = kept, f"{kept} needed within {window_s:g} s: {need.reason}"
+            last_until = math.inf if idle_since is None else idle_since + scaling.keep_alive_s
+            if not desired and now < last_until:
+                desired = 1
+                reason = "starting" if idle_since is None else "the last instance is kept alive"
+            times += _changes_at(trend, window_s, last_until)
+            times += self._rate_falls_at(load, trend, desired)
+        if floor > desired:
+            desired, reason = floor, f"set to {floor}"
+        desired = min(desired, load.cap)
+        trend = trend.with_step(desired - load.live, now, delay_s)
+        return ScalingDecision(
+            desired=desired,
+            reason=reason,
+            state=PolicyState(floor=floor, floor_until=floor_until, asleep=asleep, trend=trend),
+            next_at=min((at for at in times if now < at < math.inf), default=None),
+        )
+
+    # --- up
+
+    def _need(self, load: FunctionLoad, trend: Trend) -> Need:
+        """Return the number without which a target would be missed."""
+        calls, capacity, target = load.in_flight + load.held, load.capacity, load.scaling.target_concurrency
+        if not calls:
+            return Need(instances=0, reason="no calls")
+        uncounted = math.ceil(load.tokens.uncounted / target)
+        if not capacity.prefill_tokens_s:
+            reason = f"{calls} calls at {target} each, as no instance was seen at work yet"
+            return Need(instances=math.ceil(calls / target), reason=reason)
+        needs = [self._prefill(load, trend), self._batch(load), self._kv(load)]
+        most = max(needs, key=lambda need: need.instances)
+        if uncounted >= most.instances:
+            return Need(instances=uncounted, reason=f"{load.tokens.uncounted} calls at {target} each")
+        return most
+
+    def _prefill(self, load: FunctionLoad, trend: Trend) -> Need:
+        """Return the number for the prompts that wait, and for those that arrive while a start takes."""
+        tokens, rate, next_s = load.tokens, load.capacity.prefill_tokens_s, load.starts.next_s
+        budget_s = self._settings.budget * load.scaling.ttft_target_s
+        present = _ready_s(load)
+        waits_s = finish_s(tokens.waiting, rate, present)
+        arriving = trend.arriving(next_s)
+        # Only queued calls, and those that arrive, can go to a further instance.
+        most = load.live + load.held + math.ceil(arriving / tokens.prompt_tokens)
+        if not load.live:
+            most = max(1, most)
+        count = instances_for(tokens.waiting, rate, present, budget_s, load.live)
+        if waits_s > budget_s:
+            goal_s = max(budget_s, next_s + self._settings.rush * budget_s)
+            count = max(count, instances_for(tokens.waiting, rate, _all_s(load, present), goal_s, most))
+        later_s = finish_s(tokens.waiting + arriving, rate, present)
+        if arriving and later_s > next_s + budget_s:
+            # More than now arrive in that time: the number must also keep up with them.
+            coming = instances_for(
+                tokens.waiting + arriving, rate, _all_s(load, present), next_s + budget_s, most
+            )
+            count = max(count, min(most, max(coming, math.ceil(arriving / next_s / rate))))
+        wait = "no instance" if math.isinf(waits_s) else f"a wait of {_seconds(waits_s)}"
+        return Need(
+            instances=max(1, count),
+            reason=f"{tokens.waiting} prompt tokens wait at {rate:.0f}/s each: {wait}, "
+            f"target {_seconds(load.scaling.ttft_target_s)}",
+        )
+
+    def _batch(self, load: FunctionLoad) -> Need:
+        """Return the number for the sequences: their decode steps within the target, and the slots."""
+        calls, tbt_s = load.in_flight + load.held, load.scaling.tbt_target_s
+        decodes = max(1, load.capacity.max_decodes(tbt_s))
+        count = 0 if math.isinf(decodes) else math.ceil(calls / int(decodes))
+        reason = f"{calls} sequences, {decodes:.0f} each within {_seconds(tbt_s)} a token"
+        slots = self._shared(load, calls, load.capacity.slots)
+        if slots > count:
+            count, reason = slots, f"{calls} calls, {load.capacity.slots} slots each"
+        return Need(instances=count, reason=reason)
+
+    def _kv(self, load: FunctionLoad) -> Need:
+        """Return the number for the KV cache of all calls."""
+        capacity = load.capacity
+        each = int(capacity.kv_tokens * self._settings.kv_share)
+        count = self._shared(load, load.tokens.kv_tokens, each)
+        if each and load.ready and capacity.kv_used_tokens > load.ready * each:
+            count = max(count, math.ceil(capacity.kv_used_tokens / each))
+        return Need(
+            instances=count, reason=f"{load.tokens.kv_tokens} tokens of KV cache, {capacity.kv_tokens} each"
+        )
+
+    def _shared(self, load: FunctionLoad, amount: int, each: int) -> int:
+        """Return the number for an amount of something that calls hold for their time on an instance.
+
+        What is too much waits until others end, so that a little too much waits shortly.
+        """
+        service_s = load.tokens.service_s
+        if not each:
+            return 0
+        budget_s = self._settings.budget * load.scaling.ttft_target_s
+        patience = 1.0 if service_s is None else (service_s + budget_s) / max(service_s, 1e-6)
+        present = math.ceil(amount / each)
+        if not load.live:
+            return present
+        wanted = math.ceil(amount / each / patience)
+        return min(present, max(wanted, min(present, load.live)), load.live + load.held)
+
+    # --- down
+
+    def _keep(self, load: FunctionLoad, trend: Trend) -> int:
+        """Return the number below which the recent load would not fit with a margin."""
+        settings, capacity, calls = self._settings, load.capacity, load.in_flight + load.held
+        if not capacity.prefill_tokens_s:
+            return 0
+        rates = [trend.short / (capacity.prefill_tokens_s * settings.busy)]
+        decodes = capacity.max_decodes(load.scaling.tbt_target_s)
+        rates.append(calls * settings.margin / max(1.0, decodes))
+        if capacity.kv_tokens:
+            each = capacity.kv_tokens * settings.kv_share
+            rates.append(max(load.tokens.kv_tokens, capacity.kv_used_tokens) * settings.margin / each)
+        if capacity.slots:
+            rates.append(calls * settings.margin / capacity.slots)
+        # What was a full instance may leave a trace in an average, but needs none.
+        return math.ceil(max(rates) - 0.05)
+
+    def _rate_falls_at(self, load: FunctionLoad, trend: Trend, desired: int) -> list[float]:
+        """Return when, without further calls, the rate of arrivals will need one instance less."""
+        each = load.capacity.prefill_tokens_s * self._settings.busy
+        fits = (desired - 1 + 0.05) * each
+        if desired < 1 or not each or trend.short <= fits:
+            return []
+        window_s = min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
+        return [trend.at + short_s(window_s) * math.log(trend.short / max(fits, 1e-9)) + 1e-3]
+
+
+class PolicyBySetting:
+    """The policy that a function's settings name."""
+
+    def __init__(self) -> None:
+        policies: dict[ScalingMode, ScalerPolicy] = {
+            ScalingMode.CONCURRENCY: ConcurrencyTarget(),
+            ScalingMode.LOAD: LoadTarget(),
+        }
+        self._policies = policies
+
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        return self._policies[load.scaling.policy].decide(load, state, now)
+
+
+def _followed(load: FunctionLoad, state: PolicyState, now: float, window_s: float) -> Trend:
+    """Return the trend at `now`; one that begins needs all present instances."""
+    if state.trend is None:
+        return Trend(at=now, arrived=load.tokens.arrived_tokens, needs=((now, load.live),))
+    return state.trend.with_arrivals(load.tokens.arrived_tokens, now, window_s)
+
+
+def _changes_at(trend: Trend, window_s: float, last_until: float) -> list[float]:
+    """Return when the largest need leaves the window, and when the last instance may stop."""
+    falls_at = trend.needs[0][0] + window_s if len(trend.needs) > 1 else math.inf
+    return [falls_at, last_until]
+
+
+def _ready_s(load: FunctionLoad) -> list[float]:
+    """Return when the present instances are ready, in seconds from now, soonest first."""
+    known = sorted(load.starting_s)[: load.starting]
+    unknown = [load.starts.next_s] * (load.starting - len(known))
+    return [0.0] * load.ready + sorted(known + unknown)
+
+
+def _all_s(load: FunctionLoad, present: list[float]) -> list[float]:
+    """Return when the present instances and further ones would be ready, at most as many as are allowed."""
+    further = islice(load.starts.ready_s(), max(0, load.cap - load.live))
+    return sorted(chain(present, further))
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
