@@ -23,8 +23,13 @@ _SAME = (
     "tbt_target",
     "scale_down_delay",
     "keep_alive",
+    "min_instances",
+    "start_ms",
+    "react_ms",
+    "call_ms",
     "target_concurrency",
     "host_ttl",
+    "tail",
 )
 
 

@@ -18,7 +18,7 @@ _NIGHT = 0.4
 _PEAK_H = 14.0
 _ZONE_H = 2.0  # the standard deviation of functions' time zones
 _JITTER_S = 2.0
-HALVES = ("all", "first", "second")
+HALVES = ("whole", "first", "second")
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ def cut(
 
 
 def half(trace: Sequence[TraceRequest], name: str) -> list[TraceRequest]:
-    """Return the `first` or `second` half of the trace by time, from 0 on; all of it for `all`."""
+    """Return the `first` or `second` half of the trace by time, from 0 on; all of it for `whole`."""
     middle_s = trace[-1].offset_s / 2
     if name == "first":
         return [one for one in trace if one.offset_s < middle_s]

@@ -14,7 +14,7 @@ serverlessllm-allcache  every host has the model in memory
 faasnet, nccl           casts by a binary tree; by a ring after a group set-up
 blitzscale              casts by a chain, without ZigZag
 fixed-full, fixed-half  instances on every node, on every second one; no scaling
-ideal                   loads and starts take no time
+ideal                   loading takes no time
 
 One record per mode with the fields of benchmarks.trace where they apply; `is_simulated` is true, `wall_s` is
 how long the simulation took, `decide_us` the policy's mean time. --against takes records of processes and
@@ -29,6 +29,7 @@ examples:
 import argparse
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import inf
 from pathlib import Path
 
 from benchmarks.harness.arguments import (
@@ -72,6 +73,7 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         call_s=args.call_ms / 1e3 / args.slower,
     )
     scaling = Scaling(
+        min_instances=args.min_instances,
         policy=ScalingMode(args.policy),
         max_instances=args.max_instances,
         target_concurrency=args.target_concurrency,
@@ -96,10 +98,11 @@ def arrivals_of(args: argparse.Namespace) -> tuple[list[Iterator[TraceRequest]],
     trace = half(read_trace(TRACES.get(args.trace) or Path(args.trace)), args.half)
     context = args.profile.model.context
     if not args.hours:
-        whole_s = trace[-1].offset_s - args.start + 1.0
-        seconds = args.minutes * 60 if args.minutes else whole_s
+        seconds = args.minutes * 60 if args.minutes else inf
         requests = cut(trace, start_s=args.start, seconds=seconds, speedup=args.speedup, context=context)
-        return [iter(requests)], seconds / args.speedup
+        if not requests:
+            raise ValueError(f"the trace has no requests after {args.start:g} s")
+        return [iter(requests)], requests[-1].offset_s + args.tail
     day = DayTrace.of(trace, context)
     rate = args.rate or day.rate * args.speedup
     return [
@@ -110,8 +113,9 @@ def arrivals_of(args: argparse.Namespace) -> tuple[list[Iterator[TraceRequest]],
 
 def record_of(args: argparse.Namespace, mode: str, done: SimulatedRun) -> Record:
     """Return the record of a run."""
-    figures, gaps = done.figures, done.platform.engine.gaps
+    figures = done.figures
     ttft = {f"ttft_p{share}_s": percentile(figures.ttft_s, share) for share in (50, 90, 99)}
+    tbt = {f"tbt_p{share}_s": percentile(figures.tbt_s, share) for share in (50, 99)}
     nbytes = args.profile.image_bytes * args.profile.scale
     return {
         "name": mode,
@@ -122,8 +126,7 @@ def record_of(args: argparse.Namespace, mode: str, done: SimulatedRun) -> Record
         "gpu_s": round(figures.gpu_s, 3),
         "slo_attainment": round(figures.within / max(1, figures.requests), 6),
         **ttft,
-        "tbt_p50_s": gaps.percentile(50),
-        "tbt_p99_s": gaps.percentile(99),
+        **tbt,
         "host_byte_s": done.cluster.copy_s * nbytes,
         "cast_bytes": figures.cast_images * nbytes,
         "starts": dict(figures.starts),
@@ -179,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = benchmark_parser("benchmarks.trace_sim", __doc__)
     add = parser.add_argument
     add("--trace", default="azure-conv", help=f"{', '.join(TRACES)}, or a CSV file")
-    add("--half", choices=HALVES, default="all", help="the part of the trace, by time")
+    add("--half", choices=HALVES, default="whole", help="the part of the trace, by time")
     add("--start", type=not_negative, default=0.0, metavar="S", help="begin so late in the trace")
     add("--minutes", type=positive, help="replay so much of it (default all)")
     add("--speedup", type=positive, default=1.0, help="divide the times between requests by this")
@@ -194,7 +197,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--scale-down-delay", type=positive, default=2.0, metavar="S", help="of the load policy")
     add("--keep-alive", type=not_negative, default=60.0, metavar="S", help="of idle instances")
     add("--target-concurrency", type=at_least(1), default=8, help="of the concurrency policy")
+    add("--min-instances", type=at_least(0), default=0, help="of each function")
     add("--max-instances", type=at_least(1), help="of each function (default all nodes)")
+    add("--tail", type=not_negative, default=0.0, metavar="S", help="go on so long after the last arrival")
     add("--host-images", type=at_least(1), default=10, help="images that fit into a host's memory")
     add("--host-ttl", type=not_negative, default=3600.0, metavar="S", help="how long hosts keep unused ones")
     add("--start-ms", type=not_negative, default=50.0, help="the platform's own time of a start")

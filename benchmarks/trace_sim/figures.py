@@ -25,6 +25,7 @@ class RunFigures:
     decisions: int = 0
     deciding_s: float = 0.0
     ttft_s: list[float] = field(default_factory=list)
+    tbt_s: list[float] = field(default_factory=list)  # means of requests with several tokens
     starts: Counter[str] = field(default_factory=Counter)
     instances: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
 
@@ -36,9 +37,12 @@ class RunFigures:
         """Count a call, which ends once."""
         self.open_calls -= 1
         ttft_s = call.first_s - call.arrived_s + self.call_s
-        gap_s = (call.end_s - call.first_s) / max(1, call.output_tokens - 1)
+        tbt_s = 0.0
+        if call.output_tokens > 1:
+            tbt_s = (call.end_s - call.first_s) / (call.output_tokens - 1)
+            self.tbt_s.append(tbt_s)
         self.ttft_s.append(ttft_s)
-        self.within += ttft_s <= self.scaling.ttft_target_s and gap_s <= self.scaling.tbt_target_s
+        self.within += ttft_s <= self.scaling.ttft_target_s and tbt_s <= self.scaling.tbt_target_s
 
     def decided(self, seconds: float) -> None:
         self.decisions += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from benchmarks.trace_sim.observed import ObservedCapacity
-from benchmarks.trace_sim.step_times import StepTimes, TimeHistogram
+from benchmarks.trace_sim.step_times import StepTimes
 from invoker.emulated.profiles import Profile
 from invoker.engine.scheduling.scheduler import PREFILL_TOKENS
 
@@ -46,12 +46,11 @@ class PhaseEnd:
 
 
 class EngineModel:
-    """What all instances share: step times, and `gaps`, the times between tokens."""
+    """What all instances share: step times, and the prompt tokens of a step beside others."""
 
     def __init__(self, profile: Profile) -> None:
         self.times = StepTimes(profile)
         self.shared_tokens = min(profile.free_tokens, PREFILL_TOKENS)
-        self.gaps = TimeHistogram()
 
 
 class SimulatedInstance:
@@ -238,5 +237,3 @@ class SimulatedInstance:
         self.at_s += steps * step_s
         self._step_count += steps
         self._context += steps * decoding
-        if decoding:
-            self._model.gaps.add(step_s, steps * decoding)

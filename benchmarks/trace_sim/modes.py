@@ -12,7 +12,7 @@ class ImageSource(StrEnum):
     CAST = "cast"  # from nodes that hold it
     DISK = "disk"  # from its own disk
     HOST = "host"  # every host has a copy
-    FREE = "free"  # instances start at once
+    FREE = "free"  # loading takes no time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,6 @@ MODES = {
         SimulatedMode(name="blitzscale", description="casts by a chain, without ZigZag", planner="chain"),
         SimulatedMode(name="fixed-full", description="an instance on every node, no scaling", share=1.0),
         SimulatedMode(name="fixed-half", description="an instance on every second node", share=0.5),
-        SimulatedMode(name="ideal", description="loads and starts take no time", source=ImageSource.FREE),
+        SimulatedMode(name="ideal", description="loading takes no time", source=ImageSource.FREE),
     )
 }

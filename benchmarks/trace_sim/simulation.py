@@ -1,7 +1,9 @@
 """One simulated run from its settings to its figures (pure)."""
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from benchmarks.harness.traces import TraceRequest
@@ -73,9 +75,22 @@ def simulate(
         overheads=settings.overheads,
         figures=figures,
     )
-    platform.run(until_s)
+    with _without_collections():
+        platform.run(until_s)
     wall_s = time.perf_counter() - began_s
     return SimulatedRun(figures=figures, cluster=cluster, platform=platform, wall_s=wall_s)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Suspend the garbage collector: a run makes many small objects, and no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _policy(scaling: Scaling) -> ScalerPolicy:

@@ -37,7 +37,7 @@ class StartTimes:
         self._mode = mode
         self._nbytes = profile.image_bytes * profile.scale
         self._network_bytes_s = links.network
-        self._overhead_s = 0.0 if mode.source is ImageSource.FREE else overheads.start_s
+        self._overhead_s = overheads.start_s
         self._next_s: dict[int, float] = {}
         free = mode.source is ImageSource.FREE
         self.hot_s = self._overhead_s
@@ -50,7 +50,7 @@ class StartTimes:
         With no source the first node reads its disk, and gives the image to the others.
         """
         if self._mode.source is ImageSource.FREE:
-            return [0.0] * targets
+            return [self._overhead_s] * targets
         if self._mode.source is ImageSource.HOST:
             return [self.warm_s] * targets
         if self._mode.source is ImageSource.DISK:

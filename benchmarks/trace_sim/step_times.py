@@ -1,12 +1,6 @@
-"""Step times of a profile, by a formula that costs little, and histograms of them (pure)."""
-
-import math
-from collections import Counter
-from collections.abc import Sequence
+"""Step times of a profile, by a formula that costs little (pure)."""
 
 from invoker.emulated.profiles import BYTES, Profile
-
-_BINS_A_FACTOR = 40  # of e: the bins are 2.5 % wide
 
 
 class StepTimes:
@@ -40,29 +34,3 @@ class StepTimes:
         if sampled:
             taken_s += max(self._head_row_s * sampled, self._head_s) + self._kernels_s
         return taken_s
-
-
-class TimeHistogram:
-    """Counts of durations in bins of equal ratio: a percentile is exact to 2.5 %."""
-
-    def __init__(self) -> None:
-        self._bins: Counter[int] = Counter()
-
-    def add(self, seconds: float, count: int) -> None:
-        self._bins[round(math.log(seconds) * _BINS_A_FACTOR)] += count
-
-    def __len__(self) -> int:
-        return self._bins.total()
-
-    def percentile(self, share: float) -> float | None:
-        """Return the nearest-rank percentile, or None without values."""
-        left = max(1, math.ceil(self._bins.total() * share / 100))
-        for place in sorted(self._bins):
-            left -= self._bins[place]
-            if left <= 0:
-                return math.exp(place / _BINS_A_FACTOR)
-        return None
-
-    def merge(self, others: Sequence["TimeHistogram"]) -> None:
-        for other in others:
-            self._bins.update(other._bins)
