@@ -2,8 +2,8 @@
 
 A node runs one instance. The choice follows `gateway.planning.placement.choose_starts` for equal nodes: the
 nearest tier, then the lowest number. A started image stays on the accelerator until another one takes its
-place, and in host memory until `host_ttl_s` have passed since its last use or more recent images need the
-room. Each image has a copy that is kept.
+place (without `keeps_gpu` only while the instance runs), and in host memory until `host_ttl_s` have passed
+since its last use or more recent images need the room. Each image has a copy that is kept.
 """
 
 from collections.abc import Iterable
@@ -30,10 +30,12 @@ class _HostCopy:
 class SimulatedCluster:
     """The nodes of a simulation; `copy_s` counts the seconds of all host copies."""
 
-    def __init__(self, nodes: int, functions: int, *, host_images: int, host_ttl_s: float) -> None:
+    def __init__(
+        self, nodes: int, functions: int, *, host_images: int, host_ttl_s: float, keeps_gpu: bool = True
+    ) -> None:
         self.nodes = nodes
         self.copy_s = 0.0
-        self._ttl_s, self._host_images = host_ttl_s, host_images
+        self._ttl_s, self._host_images, self._keeps_gpu = host_ttl_s, host_images, keeps_gpu
         self._free = set(range(nodes))
         self._on_gpu: list[int | None] = [None] * nodes
         self._gpus_of: list[set[int]] = [set() for _ in range(functions)]
@@ -105,18 +107,19 @@ class SimulatedCluster:
         """End an instance; an image that was not loaded is not kept."""
         copy = self._hosts_of[function][node]
         copy.used_s = now_s
-        if not loaded:
+        stays = loaded and self._keeps_gpu
+        if not stays:
             self._on_gpu[node] = None
             self._gpus_of[function].discard(node)
-            if node != self.keeper(function):
-                self._drop(function, node, now_s)
-        else:
+        if loaded:
             heappush(self._expiries, (now_s + self._ttl_s, function, node))
+        elif node != self.keeper(function):
+            self._drop(function, node, now_s)
         self._free.add(node)
         for other in self._images[node]:
             if self._on_gpu[node] != other:
                 self._warm[other].add(node)
-        if loaded:
+        if stays:
             self._hot[function].add(node)
 
     def finish(self, now_s: float) -> None:

@@ -90,6 +90,7 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         overheads=overheads,
         host_images=args.host_images,
         host_ttl_s=args.host_ttl,
+        keeps_gpu=not args.release_gpu,
     )
 
 
@@ -202,6 +203,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tail", type=not_negative, default=0.0, metavar="S", help="go on so long after the last arrival")
     add("--host-images", type=at_least(1), default=10, help="images that fit into a host's memory")
     add("--host-ttl", type=not_negative, default=3600.0, metavar="S", help="how long hosts keep unused ones")
+    add("--release-gpu", action="store_true", help="accelerators keep no image without an instance")
     add("--start-ms", type=not_negative, default=50.0, help="the platform's own time of a start")
     add("--react-ms", type=not_negative, default=50.0, help="from a change of the load to the decision")
     add("--call-ms", type=not_negative, default=5.0, help="the platform's own time of a first token")

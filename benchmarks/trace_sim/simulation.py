@@ -26,7 +26,11 @@ from registry.records.function import Scaling, ScalingMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
-    """What is simulated; `host_images` fit into a host's memory, for `host_ttl_s` after their last use."""
+    """What is simulated.
+
+    `host_images` fit into a host's memory, for `host_ttl_s` after their last use. With `keeps_gpu` an
+    accelerator keeps the image of its last instance.
+    """
 
     profile: Profile
     mode: SimulatedMode
@@ -35,6 +39,7 @@ class SimulationSettings:
     overheads: Overheads
     host_images: int
     host_ttl_s: float
+    keeps_gpu: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,11 @@ def simulate(
     began_s = time.perf_counter()
     profile, scaling = settings.profile, _scaling(settings, len(arrivals))
     cluster = SimulatedCluster(
-        settings.nodes, len(arrivals), host_images=settings.host_images, host_ttl_s=settings.host_ttl_s
+        settings.nodes,
+        len(arrivals),
+        host_images=settings.host_images,
+        host_ttl_s=settings.host_ttl_s,
+        keeps_gpu=settings.keeps_gpu,
     )
     each = min(kv_tokens(profile), MIN_SEQUENCES * TYPICAL_TOKENS)
     figures = RunFigures(scaling=scaling, call_s=settings.overheads.call_s)
