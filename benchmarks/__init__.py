@@ -24,5 +24,6 @@
 - `starts`: starts of an instance from every tier
 - `tables`: writes the documents' figures from `results`
 - `testbed`: several hosts on one machine
+- `trace`: GPU time, latency and SLO on a bursty trace, by way of scaling out
 - `zigzag`: an overloaded instance helped by a loading node
 """

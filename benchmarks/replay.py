@@ -13,18 +13,14 @@ example:
 
 import argparse
 import asyncio
-import json
 import math
 import os
-import random
 import secrets
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,92 +31,13 @@ from benchmarks.harness.arguments import benchmark_parser, positive, say
 from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.ledger_check import LedgerComparison, compare_ledger
 from benchmarks.harness.local_platform import PlatformStateError
+from benchmarks.harness.open_loop import PromptPool, Replay
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.processor import process_cpu_s
 from benchmarks.harness.records import chosen, describe_run, new_figure, recording, save_figure
-from benchmarks.harness.stream_client import StreamResult, stream_completion
-from benchmarks.harness.traces import InvalidTrace, TraceRequest, TrimmedTrace, read_trace, trim_to_context
+from benchmarks.harness.traces import InvalidTrace, TrimmedTrace, read_trace, trim_to_context
 
-REQUEST_TIMEOUT_S = 1800.0
 FAILURES = (InvalidTrace, PlatformStateError, OSError, ValueError)
 PROGRESS_S = 15.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Replay:
-    """One replay in progress; `late_s` is how long after its scheduled time each request was sent."""
-
-    run: str
-    target: HttpEndpoint
-    function: str
-    arrivals: Sequence[TraceRequest]
-    speedup: float
-    prompts: "PromptPool"
-    finished: list[StreamResult] = field(default_factory=list)
-    moments_s: dict[str, float] = field(default_factory=dict)
-    late_s: list[float] = field(default_factory=list)
-    sent: int = 0
-    interrupted: bool = False
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-
-    async def go(self, stop: asyncio.Event) -> None:
-        """Send all requests and wait for the responses; `stop` abandons the rest."""
-        started_s, started_cpu_s = time.perf_counter(), process_cpu_s()
-        stopping = asyncio.create_task(stop.wait())
-        work = asyncio.create_task(self._all(started_s))
-        try:
-            await asyncio.wait((work, stopping), return_when=asyncio.FIRST_COMPLETED)
-            self.interrupted = not work.done()
-            if work.done():
-                work.result()
-        finally:
-            for task in (work, stopping):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-            self.wall_s, self.cpu_s = time.perf_counter() - started_s, process_cpu_s() - started_cpu_s
-
-    async def _all(self, started_s: float) -> None:
-        async with asyncio.TaskGroup() as group:
-            for index, arrival in enumerate(self.arrivals):
-                at_s = started_s + arrival.offset_s / self.speedup
-                await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
-                self.late_s.append(time.perf_counter() - at_s)
-                self.sent += 1
-                group.create_task(self._one(index, arrival))
-
-    async def _one(self, index: int, arrival: TraceRequest) -> None:
-        name = f"{self.run}-{index}"
-        self.moments_s[name] = arrival.offset_s / self.speedup
-        body = self.prompts.body(self.function, index, arrival)
-        done = await stream_completion(self.target, name, body, REQUEST_TIMEOUT_S)
-        expected = arrival.prompt_tokens, arrival.output_tokens
-        if not done.failure and (done.prompt_tokens, done.completion_tokens) != expected:
-            done.failure = "wrong length"
-        self.finished.append(done)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPool:
-    """Pseudo-random token ids, equal in each run: slices of one long list."""
-
-    ids: tuple[str, ...]
-
-    @classmethod
-    def of(cls, vocabulary: int, longest: int) -> "PromptPool":
-        """Draw enough ids for prompts of `longest` tokens."""
-        draw = random.Random(0)
-        return cls(tuple(str(draw.randrange(vocabulary)) for _ in range(2 * longest + 1)))
-
-    def body(self, function: str, index: int, arrival: TraceRequest) -> bytes:
-        """Return a completion request with exactly the lengths of the trace."""
-        start = index * 7919 % (len(self.ids) - arrival.prompt_tokens)
-        ids = ",".join(self.ids[start : start + arrival.prompt_tokens])
-        return (
-            f'{{"model":{json.dumps(function)},"prompt":[{ids}],"max_tokens":{arrival.output_tokens},'
-            '"temperature":0,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}'
-        ).encode()
 
 
 def result(
@@ -204,7 +121,7 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
         replay = Replay(
             run=f"replay-{secrets.token_hex(4)}",
             target=HttpEndpoint.of(args.url, args.api_key),
-            function=args.function,
+            functions=(args.function,),
             arrivals=cap.arrivals,
             speedup=args.speedup,
             prompts=PromptPool.of(args.vocabulary, max(a.prompt_tokens for a in cap.arrivals)),

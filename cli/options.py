@@ -17,7 +17,7 @@ from registry.config.option_types import SIZE as SIZE
 from registry.config.option_types import Parsed
 from registry.config.options import default_data_dir
 from registry.errors import InvalidRecord
-from registry.records.function import check_name
+from registry.records.function import ScalingMode, check_name
 from registry.records.live import LiveMode
 from registry.units.moments import parse_moment
 
@@ -41,6 +41,43 @@ MOMENT = Parsed("time", lambda text: parse_moment(text, time.time()))
 NAME = Parsed("name", check_name)
 SECONDS = Parsed("seconds", _seconds)
 LIVE = click.Choice([live.value for live in LiveMode])
+
+
+def scaling_options(command: F) -> F:
+    """Add the settings of scaling that both `deploy` and `scale` change."""
+    options = (
+        click.option(
+            "--scaling",
+            "policy",
+            type=click.Choice([mode.value for mode in ScalingMode]),
+            help="Scale by concurrent requests, or by the load: prompts that wait, step times, KV cache.  "
+            "[default: load for models that generate, unless --target-concurrency is given]",
+        ),
+        click.option(
+            "--scale-down-delay",
+            "scale_down_delay_s",
+            type=DURATION,
+            help="Time before --scaling load stops an instance that is not needed.  [default: 2s]",
+        ),
+        click.option(
+            "--ttft-target",
+            "ttft_target_s",
+            type=DURATION,
+            help="Target time to first token for --scaling load and --live auto.  [default: 1s]",
+        ),
+        click.option(
+            "--tbt-target",
+            "tbt_target_s",
+            type=DURATION,
+            help="Target time between tokens for --scaling load.  [default: 200ms]",
+        ),
+        click.option(
+            "--live", type=LIVE, help="Serve requests while the model is still loading.  [default: auto]"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def client_options(command: Callable[..., T]) -> Callable[..., T]:

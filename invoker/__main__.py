@@ -15,6 +15,7 @@ from invoker.assembly import run_node
 from invoker.base.errors import InvokerError, SettingsError
 from invoker.emulated.engines import EmulatedEngineFactory
 from invoker.engine.factory import EngineFactory, TorchEngineFactory
+from invoker.loading.loader import LoadSources
 from invoker.settings import Settings, parse_settings
 from registry.config.emulation import is_emulated, parse_device
 from registry.errors import RegistryError
@@ -26,7 +27,11 @@ _GIL_SWITCH_INTERVAL_S = 0.0005
 log = logging.getLogger("invoker")
 
 
-def main(argv: Sequence[str], engines: Callable[[str], EngineFactory] | None = None) -> int:
+def main(
+    argv: Sequence[str],
+    engines: Callable[[str], EngineFactory] | None = None,
+    limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
+) -> int:
     """Run the node, by default with the engines for its device, and return the process's exit code."""
     os.umask(0o077)
     try:
@@ -46,7 +51,7 @@ def main(argv: Sequence[str], engines: Callable[[str], EngineFactory] | None = N
     sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings, (engines or engines_for)(settings.device)))
+            runner.run(_run(settings, (engines or engines_for)(settings.device), limit_sources))
     except (InvokerError, RegistryError, OSError) as error:
         log.error("node %s: exiting: %s", settings.node_id, error)
         return 1
@@ -58,7 +63,9 @@ def engines_for(device: str) -> EngineFactory:
     return EmulatedEngineFactory(parse_device(device)) if is_emulated(device) else TorchEngineFactory()
 
 
-async def _run(settings: Settings, engines: EngineFactory) -> None:
+async def _run(
+    settings: Settings, engines: EngineFactory, limit_sources: Callable[[LoadSources], LoadSources]
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -77,7 +84,7 @@ async def _run(settings: Settings, engines: EngineFactory) -> None:
         wait_replicas=settings.redis_wait_replicas,
         tls=settings.tls.redis,
     ) as state:
-        await run_node(settings, state, engines, stop)
+        await run_node(settings, state, engines, stop, limit_sources=limit_sources)
 
 
 if __name__ == "__main__":

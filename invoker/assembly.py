@@ -26,6 +26,7 @@ from invoker.handlers.process import HandlerProcess
 from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls
 from invoker.instances.device_cache import DeviceCache
+from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
 from invoker.instances.starting import InstanceContext, MakeHandler
 from invoker.kv.transfer import KvConnector
@@ -71,9 +72,16 @@ log = logging.getLogger("invoker.assembly")
 
 
 async def run_node(
-    settings: Settings, state: State, engines: EngineFactory, stop: asyncio.Event, clock: Clock | None = None
+    settings: Settings,
+    state: State,
+    engines: EngineFactory,
+    stop: asyncio.Event,
+    clock: Clock | None = None,
+    limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
 ) -> None:
     """Run a node until `stop` is set; then drain, leave the cluster and return.
+
+    It loads images from what `limit_sources` returns for its sources.
 
     Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
     it cannot start.
@@ -91,6 +99,7 @@ async def run_node(
             epoch=epoch,
             clock=clock or SystemClock(),
             channel_tls=open_tls(settings.tls.channel, "channels"),
+            limit_sources=limit_sources,
         )
         node, publisher, channel = await _assemble(setup, stack)
         log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)
@@ -124,6 +133,7 @@ class _Setup:
     epoch: int
     clock: Clock
     channel_tls: NodeTls
+    limit_sources: Callable[[LoadSources], LoadSources]
 
     @property
     def root(self) -> Path:
@@ -192,6 +202,7 @@ async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publish
         published=images.published,
         loader=images.loader,
         instances=instances,
+        loads=resources.loads,
         stages=HostedStages(listener, context),
         pipelines=pipelines,
         kv_connector=KvConnector(listener, settings.kv_moves),
@@ -244,7 +255,9 @@ async def _open_images(
     )
     stack.callback(published.close)
     sources = await _load_sources(setup, casting, accounting, device_cache)
-    loader = ImageLoader(sources, memory.tier, published, accounting.counters, changed, checks.add)
+    loader = ImageLoader(
+        setup.limit_sources(sources), memory.tier, published, accounting.counters, changed, checks.add
+    )
     return _Images(
         arena=memory.arena, device_cache=device_cache, published=published, loader=loader, checks=checks
     )
@@ -263,6 +276,7 @@ def _instance_context(
         scratch_dir=stack.enter_context(scratch_folder(scratch)),
         clock=setup.clock,
         meter=meter,
+        loads=LoadFeed(setup.clock),
         log_line=rings.add,
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from invoker.base.counters import Counters
@@ -14,6 +15,7 @@ from invoker.handlers.errors import HandlerError
 from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls, keep_metering
 from invoker.instances.device_cache import DeviceCache
+from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
 from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
@@ -43,6 +45,7 @@ from registry.messages.node import (
     InstanceStarted,
     InvokeHandler,
     LogChunk,
+    NodeLoads,
     NodeStatus,
     Reply,
     Request,
@@ -72,6 +75,7 @@ class NodeDependencies:
     published: PublishedImages
     loader: ImageLoader
     instances: Instances
+    loads: LoadFeed
     stages: HostedStages
     pipelines: HostedPipelines
     kv_connector: KvConnector
@@ -175,7 +179,7 @@ class Node:
             case TailLogs():
                 return self._tail(request)
             case GetStatus():
-                return self._status()
+                return self._status(request.follow)
             case EndCalls():
                 return self._end_calls(request)
             case SettleCalls():
@@ -267,8 +271,12 @@ class Node:
         async for lines in self._dependencies.rings.follow(*wanted):
             yield LogChunk(lines=lines)
 
-    async def _status(self) -> AsyncGenerator[Reply, None]:
+    async def _status(self, follow: bool) -> AsyncGenerator[Reply, None]:
         yield NodeStatus(record=self.record())
+        if follow:
+            async with aclosing(self._dependencies.loads.follow(self._dependencies.instances.live)) as feed:
+                async for loads in feed:
+                    yield NodeLoads(loads=loads)
 
     async def _end_calls(self, request: EndCalls) -> AsyncGenerator[Reply, None]:
         yield CallsUsed(gpu_us=await self._dependencies.calls.end(request.request_ids))

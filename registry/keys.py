@@ -22,6 +22,7 @@
 | | | `part <id>`, `at <id>` -> epoch and time of these; expires |
 | `hc:lives` | set | function versions that may have a live record |
 | `hc:live:<name>:<version>` | hash | `epoch`, `serial`, `record`, `ttl` of a LiveRecord; expires |
+| `hc:scaling:<name>` | string | ScalingRecord: the last decision on a function's instances; expires |
 | `hc:lease:<name>` | hash | `holder`, and `beat`, new with each renewal; expires |
 | `hc:lease-epochs` | hash | lease name -> latest epoch, and `name beats` -> beats so far |
 | `hc:keys` | hash | key id -> ApiKey |
@@ -67,6 +68,7 @@ CASTS = "hc:casts"
 CAST_PREFIX = "hc:cast:"
 LIVES = "hc:lives"
 LIVE_PREFIX = "hc:live:"
+SCALING_PREFIX = "hc:scaling:"
 LEASE_PREFIX = "hc:lease:"
 LEASE_EPOCHS = "hc:lease-epochs"
 API_KEYS = "hc:keys"
@@ -101,6 +103,8 @@ INSTANCES_TTL_S = 3600
 SCALE_TOKEN_TTL_S = 3600
 # A cast is kept for this long after its last change.
 CAST_TTL_S = 3600
+# The last scaling decision of a function is kept for this long.
+SCALING_TTL_S = 30 * 86_400
 # A bucket unused for this long is empty.
 BUCKET_TTL_S = 86_400
 # Longer than any request runs after the last that reserved.
@@ -129,6 +133,10 @@ def cast(cast_id: str) -> str:
 
 def live(function: str, number: int) -> str:
     return LIVE_PREFIX + version(function, number)
+
+
+def scaling(function: str) -> str:
+    return SCALING_PREFIX + function
 
 
 def lease(name: str) -> str:

@@ -20,6 +20,7 @@ from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.scaling import ScalingRecord
 from registry.records.schema import BASE_SCHEMA, check_schema
 from registry.records.secret import FunctionSecrets
 from registry.records.usage import InstanceInterval, LostCall, PriceRate, RequestRecord
@@ -195,6 +196,14 @@ class ClusterState(SecretState, Protocol):
 
         A record older than the known one (LiveRecord.order) is ignored; publishing it again renews it.
         """
+        ...
+
+    async def put_scaling_record(self, record: ScalingRecord) -> None:
+        """Keep the last scaling decision of a function, in place of the one before."""
+        ...
+
+    async def scaling_record(self, function: str) -> ScalingRecord | None:
+        """Return the last scaling decision of a function, None without one."""
         ...
 
     async def acquire_lease(

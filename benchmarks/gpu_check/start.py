@@ -23,6 +23,7 @@ from invoker.engine.factory import TorchEngineFactory
 from invoker.host_tier.tier import HostTier
 from invoker.instances.device_cache import DeviceCache
 from invoker.instances.instance import Instance
+from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
 from invoker.instances.starting import InstanceContext
 from invoker.loading.loader import ImageLoader, LoadSources
@@ -180,5 +181,6 @@ def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Pa
         scratch_dir=scratch,
         clock=clock,
         meter=GpuMeter("gpu-check", 1, lambda: time.monotonic_ns() // 1000, clock.wall_s()),
+        loads=LoadFeed(clock),
         log_line=lambda function, version, line: None,
     )

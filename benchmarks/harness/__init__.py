@@ -7,6 +7,7 @@
 - `crew_member`: the child's end
 - `crew_messages`: the messages between the two
 - `event_stream`: events of streamed completions
+- `feed_monitor`: a monitor of the change feed
 - `figures`: figures and tables in Markdown from result files
 - `forked_cluster`: the cluster starter without gateways: Redis, and nodes forked from one process
 - `http_exchange`: one HTTP request on a connection of its own
@@ -14,6 +15,7 @@
 - `local_platform`: the cluster starter: `hypercast up`, kills, processes
 - `node_launcher`: the process that forks them, on request in a network namespace
 - `no_server`: a region server that no node reads from
+- `open_loop`: a client that sends each request at its time
 - `owner`: names and folders that are removed after a killed run
 - `percentile`: percentiles
 - `processes`: child processes that end with the benchmark

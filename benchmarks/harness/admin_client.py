@@ -159,6 +159,12 @@ class AdminClient:
         found: dict[str, Any] | None = None if response.status_code == 404 else response.json()
         return found
 
+    async def gpu_time(self, since: float, until: float) -> dict[str, int]:
+        """Return the accelerator time of `[since, until)`, as far as it is in the ledger."""
+        rows = (await self._get(f"/admin/usage/gpu-time?by=function&since={since!r}&until={until!r}"))["rows"]
+        names = ("allocated_ms", "used_ms", "loading_ms", "idle_ms")
+        return {name: sum(row[name] for row in rows) for name in names}
+
     async def usage_sums(self, since: float, until: float) -> dict[str, int]:
         """Return this key's usage in `[since, until)`."""
         query = f"by=key&key={self._key_id}&since={since!r}&until={until!r}"

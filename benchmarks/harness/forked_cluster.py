@@ -62,14 +62,12 @@ class ForkedCluster:
         self._stack.callback(self._processes.stop, process, PATIENCE_S)
         return process
 
-    def start_node(
-        self, name: str, host: str, *options: object, netns: str = "", wait_s: float = 0.0
-    ) -> None:
-        """Fork a node with these options of `hypercast invoker`. Raises CrewError."""
+    def start_node(self, name: str, host: str, *options: object, **how: Any) -> None:
+        """Fork a node with these options of `hypercast invoker`, `how`: see StartNode. Raises CrewError."""
         assert self._launcher is not None, "not started"
         argv = ["--redis-url", self.redis.url, "--node-id", name, "--host-id", host, *map(str, options)]
         log = str(self.folder / "logs" / f"{name}.log")
-        self._launcher.ask(StartNode(argv=argv, log=log, netns=netns, wait_s=wait_s), NodeForked, PATIENCE_S)
+        self._launcher.ask(StartNode(argv=argv, log=log, **how), NodeForked, PATIENCE_S)
 
     async def registered(self, *names: str) -> list[NodeRecord]:
         """Return the records of these nodes once all have registered. Raises TimeoutError."""

@@ -5,6 +5,7 @@
 When its crew closes the connection, the nodes get SIGTERM, then SIGKILL, and this process ends.
 """
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -13,6 +14,10 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +26,17 @@ from benchmarks.harness.crew_member import serve
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from invoker.__main__ import engines_for
 from invoker.__main__ import main as run_node
+from invoker.emulated.device_clock import HOP_LATE_S, STEP_LATE_S, DeviceClock, Lateness
+from invoker.emulated.disk import EmulatedDiskReader
+from invoker.emulated.engines import EmulatedEngineFactory
 from invoker.engine.contract import ModelSpec
 from invoker.engine.factory import EngineFactory
+from invoker.loading.loader import LoadSources
+from invoker.loading.store_access import StoreAccess
+from rdmacast.cast.watch_link import OnBitfield, OnVerdict, RegionWatch, Watcher
+from rdmacast.transport import PeerAddress
+from registry.config.emulation import is_emulated, parse_device
+from registry.images.local_store import LocalStore
 
 _NETNS = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -34,13 +48,21 @@ class StartNode(CrewMessage, frozen=True, kw_only=True):
     """Fork `hypercast invoker ARGV`, with its output in `log`; answered by NodeForked.
 
     The node delays the first byte of a model by `wait_s`, like the set-up of a group of ranks in other
-    systems. Without `netns` it stays in this process's network namespace.
+    systems, with `group_s` only where a cast brings it. Without `netns` it stays in this process's network
+    namespace. With `store` it neither gives nor takes images over the network: it reads them from this
+    folder, as if from its own disk at `disk_bytes_s`. `late_s` and `hop_late_s` are what an emulated device
+    forgives.
     """
 
     argv: list[str]
     log: str
     netns: str = ""
     wait_s: float = 0.0
+    group_s: float = 0.0
+    store: str = ""
+    disk_bytes_s: float = 0.0
+    late_s: float = STEP_LATE_S
+    hop_late_s: float = HOP_LATE_S
 
 
 class NodeForked(CrewMessage, frozen=True, kw_only=True):
@@ -93,10 +115,50 @@ def run_forked_node(order: StartNode) -> int:
     random.seed()
 
     def engines(device: str) -> EngineFactory:
-        found = engines_for(device)
+        found = emulated_engines(device, order) if is_emulated(device) else engines_for(device)
         return DelayedEngines(found, order.wait_s) if order.wait_s else found
 
-    return run_node(order.argv, engines)
+    return run_node(order.argv, engines, partial(sources_of, order))
+
+
+def emulated_engines(device: str, order: StartNode) -> EngineFactory:
+    parsed = parse_device(device)
+    lateness = Lateness(step_s=order.late_s, hop_s=order.hop_late_s)
+    return EmulatedEngineFactory(parsed, DeviceClock(parsed.slower, lateness))
+
+
+class GroupWatcher:
+    """A Watcher for casts that first set up a group of all their members."""
+
+    def __init__(self, watcher: Watcher, group_s: float) -> None:
+        self._watcher = watcher
+        self._group_s = group_s
+
+    @asynccontextmanager
+    async def watch(
+        self,
+        peer: PeerAddress,
+        region: str,
+        block_bytes: int,
+        on_bitfield: OnBitfield,
+        on_verdict: OnVerdict | None = None,
+    ) -> AsyncIterator[RegionWatch]:
+        """Wait for the set-up, then watch: see Watcher."""
+        await asyncio.sleep(self._group_s)
+        async with self._watcher.watch(peer, region, block_bytes, on_bitfield, on_verdict) as watch:
+            yield watch
+
+
+def sources_of(order: StartNode, sources: LoadSources) -> LoadSources:
+    """Return the node's own disk as the only source, or casts with a group set-up, as ordered."""
+    if order.group_s and sources.casts is not None:
+        watcher = GroupWatcher(sources.casts.watcher, order.group_s)
+        return replace(sources, casts=replace(sources.casts, watcher=watcher))
+    if not order.store:
+        return sources
+    reader = partial(EmulatedDiskReader, clock=DeviceClock(), bytes_per_s=order.disk_bytes_s)
+    disk = StoreAccess(store=LocalStore(Path(order.store), reader), label="disk")
+    return replace(sources, store=disk, casts=None)
 
 
 def fork_node(order: StartNode) -> int:

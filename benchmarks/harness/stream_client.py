@@ -6,6 +6,7 @@ One connection per request; httptools parses the response, and only its end is k
 import json
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from benchmarks.harness.http_exchange import HttpEndpoint, ResponseReader, error_code
 
@@ -15,7 +16,10 @@ _TAIL_BYTES = 16_384
 
 @dataclass(slots=True, kw_only=True)
 class StreamResult:
-    """The result of one request; times are from `time.perf_counter`, `failure` is empty on success."""
+    """The result of one request; times are from `time.perf_counter`, `failure` is empty on success.
+
+    `events_s` are the arrivals of pieces of the response, the last of which hold no tokens.
+    """
 
     request_id: str
     sent_s: float = 0.0
@@ -26,10 +30,17 @@ class StreamResult:
     completion_tokens: int = 0
     start_kind: str = ""
     failure: str = ""
+    events_s: list[float] = field(default_factory=list)
 
     @property
     def ttft_s(self) -> float:
         return self.first_s - self.sent_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between pieces with tokens."""
+        with_tokens = self.events_s[: self.completion_tokens]
+        return [after - before for before, after in pairwise(with_tokens) if after <= self.last_s]
 
     @property
     def tpot_s(self) -> float | None:
@@ -62,6 +73,7 @@ class _StreamReader(ResponseReader):
             self.started = True
             self.streamed.first_s = self.now_s = time.perf_counter()
         self.before_s, self.now_s = self.now_s, time.perf_counter()
+        self.streamed.events_s.append(self.now_s)
 
 
 def parse_tail(streamed: StreamResult, tail: bytes) -> str:

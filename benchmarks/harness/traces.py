@@ -15,11 +15,12 @@ class InvalidTrace(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request, `offset_s` seconds after the first."""
+    """One request, `offset_s` seconds after the first, to one of the functions that the trace is sent to."""
 
     offset_s: float
     prompt_tokens: int
     output_tokens: int
+    function: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def trim_to_context(arrivals: Iterable[TraceRequest], context: int) -> TrimmedTr
         prompt = min(max(arrival.prompt_tokens, 1), context - output)
         prompts += prompt < arrival.prompt_tokens
         outputs += output < arrival.output_tokens
-        fitting.append(TraceRequest(arrival.offset_s, prompt, output))
+        fitting.append(TraceRequest(arrival.offset_s, prompt, output, arrival.function))
     return TrimmedTrace(arrivals=tuple(fitting), prompts_capped=prompts, outputs_capped=outputs)
 
 

@@ -1,7 +1,7 @@
 """How soon nodes serve a model that few hold: `python -m benchmarks.scaleout`.
 
 - `client`: sends a burst and reports when tokens arrived
-- `cluster`: a platform in a testbed
+- `cluster`: one burst at a platform in a testbed
 - `command`: the command
 - `memory`: whether the images fit into memory
 - `modes`: the compared ways to scale out

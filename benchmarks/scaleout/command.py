@@ -48,7 +48,7 @@ from benchmarks.harness.random_llama import LAYER_BYTES
 from benchmarks.harness.records import Recording, chosen, describe_run, recording
 from benchmarks.multicast.peers import gloo
 from benchmarks.multicast.run import CastImage, DigestMismatch
-from benchmarks.scaleout.cluster import BurstResult, BurstScenario, ScaleoutError, TestbedPlatform
+from benchmarks.scaleout.cluster import BurstResult, BurstScenario, send_burst
 from benchmarks.scaleout.memory import MemoryNeed, free_memory
 from benchmarks.scaleout.modes import COMPARED, EMULATED_ONLY, MODES, Mode
 from benchmarks.scaleout.plot import plot
@@ -63,6 +63,7 @@ from benchmarks.scaleout.scenarios import (
     scenarios,
     transfer_s,
 )
+from benchmarks.testbed.hosted_platform import PlatformError, TestbedPlatform
 from benchmarks.testbed.network import Testbed, TestbedError
 from benchmarks.testbed.plan import LinkShape
 from cli.errors import CliError
@@ -76,10 +77,10 @@ HOLDERS = ("gpu", "host", "mixed")
 def measure(args: argparse.Namespace, out: Recording) -> None:
     """Run each scenario with all modes in turns; `out` receives finished records.
 
-    Raises what `take_turns` does, and ScaleoutError if the images do not fit into memory.
+    Raises what `take_turns` does, and PlatformError if the images do not fit into memory.
     """
     if shortfall := memory_shortfall(args, *free_memory()):
-        raise ScaleoutError(shortfall)
+        raise PlatformError(shortfall)
     common = describe_run("benchmarks.scaleout")
     shape = LinkShape(rate_bytes_s=int(link_bytes_s(args) / args.slower), bands=True)
     with scratch_folder(Path(tempfile.gettempdir())) as folder:
@@ -134,14 +135,15 @@ def take_turns(
 def run_mode(
     testbed: Testbed, mode: Mode, scenario: BurstScenario, parent: Path, keep_logs: Path | None
 ) -> BurstResult:
-    """Run one burst on a new platform. Raises ScaleoutError, CrewError."""
+    """Run one burst on a new platform. Raises PlatformError, CrewError."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
         wait_s = wait_of(testbed, mode, scenario, folder)
         if keep_logs is not None:
             kept = keep_logs / f"{mode.name}-{scenario.holders}-{scenario.sources}"
             stack.callback(shutil.copytree, folder / "data" / "logs", kept, dirs_exist_ok=True)
-        return stack.enter_context(TestbedPlatform(testbed, folder / "data", mode, scenario, wait_s)).burst()
+        platform = stack.enter_context(TestbedPlatform(testbed, folder / "data", mode.planner))
+        return send_burst(platform, mode, scenario, wait_s)
 
 
 def run_of(args: argparse.Namespace, scenario: BurstScenario, result: BurstResult) -> BurstRun:
@@ -221,7 +223,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    errors = (TestbedError, ScaleoutError, CrewError, DigestMismatch, RegistryError, CliError)
+    errors = (TestbedError, PlatformError, CrewError, DigestMismatch, RegistryError, CliError)
     with recording(
         "scaleout",
         json=args.json,

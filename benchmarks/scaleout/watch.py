@@ -1,16 +1,13 @@
 """What serves during a burst, from the platform's change feed."""
 
-import asyncio
-import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from registry.records.change import Change, InstanceChanged, LiveChanged
+from benchmarks.harness.feed_monitor import FeedMonitor
+from registry.records.change import Change, InstanceChanged, LiveChanged, Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.live import LiveMode, LivePipeline, LiveRecord
-from registry.redis.state import RedisState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,64 +36,25 @@ class ServingSet:
         return ServingSet(at_s=at_s, pipelines=self.pipelines, ready=self.ready)
 
 
-class ServingMonitor:
-    """Follows the change feed in a thread while entered; times are the monotonic clock's.
-
-    Raises the error that stopped it, because `seen` is then incomplete.
-    """
+class ServingMonitor(FeedMonitor):
+    """Follows what serves; times are the monotonic clock's."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis_url = redis_url
+        super().__init__(redis_url)
         self.seen: list[ServingSet] = []
         self._pipelines: dict[tuple[str, int], tuple[LivePipeline, ...]] = {}
         self._ready: dict[str, str] = {}
-        self._loop = asyncio.new_event_loop()
-        self._following = threading.Event()
-        self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="serving watch")
 
-    def __enter__(self) -> "ServingMonitor":
-        self._thread.start()
-        self._following.wait()
-        if self.failure is not None:
-            self._stop_process()
-            raise self.failure
-        return self
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Take the instances and live records."""
+        for instance in snapshot.instances:
+            self._instance(instance)
+        for live in snapshot.live:
+            self._live(live.record)
+        self._note()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stop_process()
-        if self.failure is not None and kind is None:
-            raise self.failure
-
-    def _stop_process(self) -> None:
-        with suppress(RuntimeError):  # it has already ended
-            self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._task = self._loop.create_task(self._follow())
-        try:
-            with suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._task)
-        except Exception as error:  # raised when the block ends
-            self.failure = error
-        finally:
-            self._following.set()
-            self._loop.close()
-
-    async def _follow(self) -> None:
-        async with RedisState.connect(self._redis_url) as state:
-            snapshot = await state.snapshot()
-            for instance in snapshot.instances:
-                self._instance(instance)
-            for live in snapshot.live:
-                self._live(live.record)
-            self._note()
-            self._following.set()
-            async for _, change in state.watch(snapshot.cursor):
-                self._on_change(change)
-
-    def _on_change(self, change: Change) -> None:
+    def on_change(self, change: Change) -> None:
+        """Take a change of an instance or a live record."""
         if isinstance(change, InstanceChanged):
             self._instance(change.record)
         elif isinstance(change, LiveChanged):

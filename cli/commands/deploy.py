@@ -19,7 +19,7 @@ from cli.errors import (
     TimeoutExceeded,
     UsageError,
 )
-from cli.options import DURATION, LIVE, NAME, client_options, output_option
+from cli.options import DURATION, NAME, client_options, output_option, scaling_options
 from cli.output import emit_record
 from cli.progress import byte_meter, note, waiting
 from cli.upload.blobs import Source, memory_source, upload
@@ -31,7 +31,7 @@ from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
 from registry.images.source import at_revision, local_folder
-from registry.records.function import FunctionTask, Scaling, check_name
+from registry.records.function import FunctionTask, Scaling, check_name, default_policy
 
 _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
@@ -51,15 +51,9 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
 @click.option(
     "--target-concurrency", type=int, help="Concurrent requests per instance to scale for.  [default: 8]"
 )
+@scaling_options
 @click.option(
     "--keep-alive", "keep_alive_s", type=DURATION, help="Idle time before an instance stops.  [default: 60s]"
-)
-@click.option("--live", type=LIVE, help="Serve requests while the model is still loading.  [default: auto]")
-@click.option(
-    "--ttft-target",
-    "ttft_target_s",
-    type=DURATION,
-    help="Target time to first token for --live auto.  [default: 1s]",
 )
 @click.option(
     "--dtype", type=click.Choice(sorted(DTYPES)), help="Convert weights to this type.  [default: as stored]"
@@ -133,9 +127,12 @@ def deploy_command(
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
         if spec is not None:
+            given = spec.given | scaling.keys()
             scaling = asdict(spec.scaling) | scaling
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
         bundle = make_bundle(source, spec, model, task, dtype, description, revision)
+        if spec is not None and "policy" not in given:
+            scaling["policy"] = default_policy(bundle.task, gives_concurrency="target_concurrency" in given)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:

@@ -212,7 +212,8 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Secrets": ", ".join(current.get("secrets", ())),
         "Image": image(current),
         "Instances": f"{scaling['min_instances']} to {'one per node' if most is None else most}, "
-        f"another above {scaling['target_concurrency']} concurrent requests each",
+        + scaled_by(scaling),
+        "Decision": decided(function.get("decision")),
         "Keep-alive": f"stops after {duration(scaling['keep_alive_s'])} without requests; "
         f"stays in host memory for {duration(scaling['host_keep_alive_s'])}",
         "Live loading": f"{scaling['live']} (serve requests while loading; "
@@ -220,6 +221,24 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Last start": live.get("reason", ""),
     }
     return [(label, text) for label, text in shown.items() if text]
+
+
+def scaled_by(scaling: dict[str, Any]) -> str:
+    """Return what the number of instances follows."""
+    if scaling["policy"] == "load":
+        return (
+            f"by load: first token within {duration(scaling['ttft_target_s'])}, others every "
+            f"{duration(scaling['tbt_target_s'])}; down after {duration(scaling['scale_down_delay_s'])}"
+        )
+    return f"another above {scaling['target_concurrency']} concurrent requests each"
+
+
+def decided(decision: dict[str, Any] | None) -> str:
+    """Return the last scaling decision in one line."""
+    if not decision:
+        return ""
+    count = decision["desired"]
+    return f"{count} instance{'s' * (count != 1)} {age_of(decision['at'])} ago: {decision['reason']}"
 
 
 def image(version: dict[str, Any]) -> str:

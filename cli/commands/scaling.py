@@ -7,12 +7,21 @@ import click
 
 from cli.client import Client, raise_for, segment
 from cli.errors import CliError, ForbiddenError, UsageError
-from cli.options import DURATION, LIVE, client_options, output_option
+from cli.options import client_options, output_option, scaling_options
 from cli.output import emit_record
 from cli.progress import StageLine, note
 from cli.values import duration
 
 _ON = click.option("--on", "on", multiple=True, metavar="NODE", help="Only on this node (repeatable).")
+
+
+_CHANGED = {
+    "live": "live loading",
+    "policy": "scaling by",
+    "scale_down_delay_s": "delay of scaling down",
+    "ttft_target_s": "target time to first token",
+    "tbt_target_s": "target time between tokens",
+}
 
 
 def follow(client: Client, path: str, body: dict[str, Any]) -> None:
@@ -40,8 +49,7 @@ def follow(client: Client, path: str, body: dict[str, Any]) -> None:
 @click.option(
     "--wait/--no-wait", default=True, help="Return when the number is reached, or at once.  [default: wait]"
 )
-@click.option("--live", type=LIVE, help="Serve requests while the model is still loading.")
-@click.option("--ttft-target", type=DURATION, help="Target time to first token for --live auto.")
+@scaling_options
 @output_option
 @client_options
 def scale_command(
@@ -49,12 +57,11 @@ def scale_command(
     instances: int | None,
     on: tuple[str, ...],
     wait: bool,
-    live: str | None,
-    ttft_target: float | None,
     form: str,
     client: Client,
+    **changes: Any,
 ) -> None:
-    """Set the current number of instances (the autoscaler may change it later), or the live-loading mode.
+    """Set the current number of instances (the autoscaler may change it later), or settings of scaling.
 
     \b
     Examples:
@@ -62,17 +69,17 @@ def scale_command(
       hypercast scale tiny-coder --instances 1 --on node-2
       hypercast scale tiny-coder --instances 0
       hypercast scale tiny-coder --live pipeline
+      hypercast scale tiny-coder --scaling load --scale-down-delay 500ms
     """
-    changes = {"live": live, "ttft_target_s": ttft_target}
     settings = {key: value for key, value in changes.items() if value is not None}
     if instances is None and not settings:
-        raise UsageError("name --instances, --live or --ttft-target")
+        raise UsageError("name --instances, or a setting such as --live, --scaling or --ttft-target")
     if settings:
         client.request("PATCH", f"/admin/functions/{segment(name)}", json={"scaling": settings})
-        if live is not None:
-            note(f"{name}: live loading {live}")
-        if ttft_target is not None:
-            note(f"{name}: target time to first token {duration(ttft_target)}")
+        for key, text in _CHANGED.items():
+            if key in settings:
+                value = settings[key]
+                note(f"{name}: {text} {duration(value) if key.endswith('_s') else value}")
     if instances is not None:
         client.request(
             "POST",

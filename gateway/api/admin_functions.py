@@ -35,6 +35,7 @@ from registry.records.function import (
     FunctionVersion,
     Scaling,
     check_name,
+    default_policy,
 )
 from registry.records.function_changes import no_function
 
@@ -115,7 +116,10 @@ class FunctionAdmin:
             raise no_function(name)
         current = await self._services.state.version(name, function.current)
         history = await self._services.state.versions(name)
-        return function_view(key, self._services.cluster.view(), function, current, history)
+        decision = await self._services.state.scaling_record(name)
+        if decision is not None and decision.at < function.created_at:  # of a function that was deleted
+            decision = None
+        return function_view(key, self._services.cluster.view(), function, current, history, decision)
 
     async def change(self, request: Request) -> FunctionView:
         """Change scaling settings, owner or sharing."""
@@ -167,12 +171,13 @@ class FunctionAdmin:
 
     async def _scaling(self, payload: CreateFunction) -> Scaling | None:
         """Return the scaling settings to store; None keeps those of a known function."""
-        if payload.scaling.empty:
-            return None
         try:
             known = (await self._services.state.function(payload.name)).scaling
         except NotFound:
-            known = Scaling()
+            known = Scaling(policy=default_policy(payload.task, gives_concurrency=False))
+        else:
+            if payload.scaling.empty:
+                return None
         return payload.scaling.applied(known)
 
     async def _replaced(self, payload: CreateFunction) -> FunctionVersion | None:

@@ -10,6 +10,7 @@ from gateway.tenants.auth import may_see_tenant
 from registry.records.api_key import ApiKey
 from registry.records.change import Snapshot
 from registry.records.function import Function, FunctionVersion
+from registry.records.scaling import ScalingRecord
 
 
 def function_view(
@@ -18,6 +19,7 @@ def function_view(
     function: Function,
     current: FunctionVersion,
     history: Sequence[FunctionVersion] | UnsetType = UNSET,
+    decision: ScalingRecord | UnsetType | None = UNSET,
 ) -> FunctionView:
     """Return what the key may see of a function that it may read."""
     access, shared_with = function.access, function.access.shared_with
@@ -28,7 +30,7 @@ def function_view(
         # A digest is enough to deploy what it names, so it is shown only to those that may have that.
         outline = replace(current, image=None, manifest=None, assets={}, deployed_by="")
         current = replace(outline, secrets=(), source="", revision="")
-        instances, live, history, shared_with = [], [], UNSET, ()
+        instances, live, history, shared_with, decision = [], [], UNSET, (), UNSET
     return FunctionView(
         name=function.name,
         current=current,
@@ -40,5 +42,6 @@ def function_view(
         shared_with=shared_with,
         instances=instances,
         live=live[0] if live else None,
+        decision=decision,
         history=history,
     )

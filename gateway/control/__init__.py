@@ -5,6 +5,8 @@
 - `context`: grouped dependencies of the control side
 - `controller`: plans and executes actions while it holds the lease
 - `daily_archive`: archives the ledger's closed days while it holds the lease
+- `decisions`: publishes what the scaling policy decided
 - `leadership`: the controller lease
 - `node_calls`: calls to nodes other than requests
+- `node_loads`: loads of instances, as nodes report them
 """

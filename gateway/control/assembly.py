@@ -21,9 +21,11 @@ from gateway.control.cluster_operations import ClusterControl
 from gateway.control.context import LocalLoad, Planners
 from gateway.control.controller import Controller
 from gateway.control.daily_archive import DailyArchive
+from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
+from gateway.control.node_loads import NodeLoadFollower
 from gateway.core.fixed_plan import FixedPlan
 from gateway.dispatch.admission import Admission, AdmissionLimits
 from gateway.dispatch.call_mover import CallMover
@@ -34,9 +36,10 @@ from gateway.live.coordinator import LiveCoordinator
 from gateway.live.publisher import LiveStatePublisher
 from gateway.planning.cast_planner import CastPlanner
 from gateway.planning.cast_publisher import CastPublisher
+from gateway.planning.load_target import PolicyBySetting
 from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
-from gateway.planning.policy import ConcurrencyTarget, ScalerPolicy
+from gateway.planning.policy import ScalerPolicy
 from gateway.planning.replicator import Replicator
 from rdmacast.protocol.handshake import Secret
 from registry.clock import Clock, SystemClock
@@ -140,9 +143,7 @@ async def make_control(
     """
     settings = settings or ControlSettings()
     cluster = _make_cluster(state, clock or SystemClock(), settings)
-    parts = _assemble(
-        cluster, blobs, dial, gateway_id, settings, policy or ConcurrencyTarget(), daily_archive
-    )
+    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or PolicyBySetting(), daily_archive)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
@@ -204,7 +205,8 @@ def _assemble(
     live = LiveCoordinator(state_cache, channels, assets, publisher)
     planners = _make_planners(cluster, settings, policy, live)
     local = LocalLoad(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots, progress=progress)
-    controller = Controller(cluster, planners, local, calls, leadership, work)
+    decisions = DecisionPublisher(state)
+    controller = Controller(cluster, planners, local, calls, leadership, work, decisions)
     moves = CallMover(state_cache, changes, channels, dispatcher.pipeline_calls, dispatcher.slots)
     control = Control(
         dispatcher=dispatcher,
@@ -217,7 +219,9 @@ def _assemble(
         _controller=controller,
         _admission=admission,
     )
+    node_loads = NodeLoadFollower(cluster, channels, leadership, planners.scaling.outlook.capacities, work)
     running: list[_Running] = [cluster.sync, channels, loads, leadership, planners.live, moves, controller]
+    running += [node_loads, decisions]
     running.append(settlement)
     if daily_archive is not None:
         running.append(daily_archive(leadership))
@@ -228,6 +232,7 @@ def _make_planners(
     cluster: ClusterContext, settings: ControlSettings, policy: ScalerPolicy, live: LiveCoordinator
 ) -> Planners:
     scaling = ScalingPlanner(policy, _instance_id, settings.planner, cluster.state_cache.backoff)
+    cluster.state_cache.subscribe_ready(scaling.outlook.times.on_ready)
     casts = CastPlanner(fixed=settings.cast_plan)
     return Planners(scaling=scaling, replicator=Replicator(scaling), casts=casts, live=live)
 

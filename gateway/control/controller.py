@@ -9,6 +9,7 @@ from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
 from gateway.control.context import LocalLoad, Planners
+from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
 from gateway.planning.actions import (
@@ -47,6 +48,7 @@ class Controller:
         calls: NodeCalls,
         leadership: Leadership,
         work: ChangeCondition,
+        decisions: DecisionPublisher,
     ) -> None:
         self.desired: dict[VersionKey, int] = {}
         self._state = cluster.state
@@ -60,6 +62,7 @@ class Controller:
         self._live = planners.live
         self._debouncer = DemandDebouncer(self._settle_s)
         self._demand_sum = DemandSum()
+        self._decisions = decisions
         self._local = local
         self._progress = local.progress
         self._calls = calls
@@ -94,6 +97,8 @@ class Controller:
             # Without the lease or the feed nothing is decided; actions in progress continue.
             self.desired = {}
             self._live.stand_down()
+            for instance_id in self._planner.stand_down():
+                self._state_cache.set_draining(instance_id, False)
             self._debouncer.reset()
             self._led_from_s = None
             return Plan()
@@ -110,6 +115,12 @@ class Controller:
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
         self.desired = plan.desired
+        self._decisions.note(plan, self._clock.wall_s())
+        for instance_id, paused in plan.paused.items():
+            self._state_cache.set_draining(instance_id, paused)
+            log.info("%s instance %s", "pausing" if paused else "resuming", instance_id)
+        if not all(plan.paused.values()):
+            self._changes.notify_soon()  # queued calls can go there
         for action in plan.actions:
             if isinstance(action, StopAction):
                 self._state_cache.set_draining(action.instance_id, True)

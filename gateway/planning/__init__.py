@@ -10,6 +10,7 @@
 - `image_owners`: which host owns the pinned copy of each image
 - `load_target`: scaling by tokens and seen capacity
 - `loads`: loads of function versions
+- `outlook`: seen capacities, and when instances would be ready
 - `placement`: nodes of starts, instances to stop, sources of images
 - `plan`: settings and outcome of a planning step
 - `planner`: scaling, placement and redeploys as one step

@@ -8,8 +8,17 @@ import math
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
-from gateway.planning.policy import FunctionLoad, PolicyState, ScalingDecision, clamp, floor_of
+from gateway.planning.policy import (
+    ConcurrencyTarget,
+    FunctionLoad,
+    PolicyState,
+    ScalerPolicy,
+    ScalingDecision,
+    clamp,
+    floor_of,
+)
 from gateway.planning.work import Trend, finish_s, instances_for, short_s
+from registry.records.function import ScalingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +31,8 @@ class LoadTargetSettings:
     cache, times `margin`, fit without it. `kv_share` of a KV cache is used.
     """
 
-    budget: float = 0.7
-    rush: float = 0.75
+    budget: float = 0.5
+    rush: float = 1.0
     busy: float = 0.75
     margin: float = 1.1
     kv_share: float = 0.95
@@ -54,6 +63,7 @@ class LoadTarget:
         asleep = state.asleep and load.held == 0
         window_s = min(scaling.scale_down_delay_s, scaling.keep_alive_s)
         trend = _followed(load, state, now, window_s)
+        delay_s, window_s = window_s, window_s * trend.patience
         low = 0 if asleep else scaling.min_instances
         need = Need(instances=0, reason="asleep until the next call") if asleep else self._need(load, trend)
         keep = 0 if asleep else max(need.instances, self._keep(load, trend))
@@ -76,8 +86,10 @@ class LoadTarget:
             times += self._rate_falls_at(load, trend, desired)
         if floor > desired:
             desired, reason = floor, f"set to {floor}"
+        desired = min(desired, load.cap)
+        trend = trend.with_step(desired - load.live, now, delay_s)
         return ScalingDecision(
-            desired=min(desired, load.cap),
+            desired=desired,
             reason=reason,
             state=PolicyState(floor=floor, floor_until=floor_until, asleep=asleep, trend=trend),
             next_at=min((at for at in times if now < at < math.inf), default=None),
@@ -106,7 +118,7 @@ class LoadTarget:
         budget_s = self._settings.budget * load.scaling.ttft_target_s
         present = _ready_s(load)
         waits_s = finish_s(tokens.waiting, rate, present)
-        arriving = trend.lasting * next_s
+        arriving = trend.arriving(next_s)
         # Only queued calls, and those that arrive, can go to a further instance.
         most = load.live + load.held + math.ceil(arriving / tokens.prompt_tokens)
         if not load.live:
@@ -121,7 +133,7 @@ class LoadTarget:
             coming = instances_for(
                 tokens.waiting + arriving, rate, _all_s(load, present), next_s + budget_s, most
             )
-            count = max(count, min(most, max(coming, math.ceil(trend.lasting / rate))))
+            count = max(count, min(most, max(coming, math.ceil(arriving / next_s / rate))))
         wait = "no instance" if math.isinf(waits_s) else f"a wait of {_seconds(waits_s)}"
         return Need(
             instances=max(1, count),
@@ -160,7 +172,7 @@ class LoadTarget:
         if not each:
             return 0
         budget_s = self._settings.budget * load.scaling.ttft_target_s
-        patience = 1.0 if service_s is None else (service_s + budget_s / 2) / max(service_s, 1e-6)
+        patience = 1.0 if service_s is None else (service_s + budget_s) / max(service_s, 1e-6)
         present = math.ceil(amount / each)
         if not load.live:
             return present
@@ -193,6 +205,20 @@ class LoadTarget:
             return []
         window_s = min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
         return [trend.at + short_s(window_s) * math.log(trend.short / max(fits, 1e-9)) + 1e-3]
+
+
+class PolicyBySetting:
+    """The policy that a function's settings name."""
+
+    def __init__(self) -> None:
+        policies: dict[ScalingMode, ScalerPolicy] = {
+            ScalingMode.CONCURRENCY: ConcurrencyTarget(),
+            ScalingMode.LOAD: LoadTarget(),
+        }
+        self._policies = policies
+
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        return self._policies[load.scaling.policy].decide(load, state, now)
 
 
 def _followed(load: FunctionLoad, state: PolicyState, now: float, window_s: float) -> Trend:

@@ -1,25 +1,34 @@
 """The load of function versions as input of the scaling policy. Pure."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import tier_of
 from gateway.planning.plan import PendingStart, VersionDemand
 from gateway.planning.policy import FunctionLoad
+from registry.records.function import ScalingMode
 from registry.records.node import NodeRecord, Tier
 
 
 def function_loads(
     state_cache: ClusterStateCache,
     demands: Mapping[VersionKey, VersionDemand],
-    pending: Iterable[PendingStart],
+    pending: Mapping[str, PendingStart],
     stopping: Collection[str],
+    outlook: LoadOutlook,
+    paused: Collection[str] = (),
 ) -> dict[VersionKey, FunctionLoad]:
-    """Return the load of each current version, and of each other one with calls or instances."""
-    nodes = len(list(state_cache.usable_nodes()))
-    waiting = Counter(start.key for start in pending)
+    """Return the load of each current version, and of each other one with calls or instances.
+
+    `pending` are requested starts without a record, by instance. The `outlook` has begun this step.
+    `paused` ones get no calls, and can be used again at once.
+    """
+    nodes = outlook.nodes
+    waiting: dict[VersionKey, list[str]] = {}
+    for instance_id, start in pending.items():
+        waiting.setdefault(start.key, []).append(instance_id)
     keys = {*state_cache.instance_keys(), *waiting, *(key for key, demand in demands.items() if demand.held)}
     keys.update(VersionKey(f.name, f.current) for f in state_cache.functions.values())
     loads = {}
@@ -30,14 +39,29 @@ def function_loads(
         scaling = head.scaling if head.current == key.version else replace(head.scaling, min_instances=0)
         demand = demands.get(key, VersionDemand())
         coming = [i for i in state_cache.starting(key) if i.instance_id not in stopping]
-        loads[key] = FunctionLoad(
+        ready = [i for i in state_cache.ready(key) if i.instance_id not in stopping]
+        requested = waiting.get(key, ())
+        load = FunctionLoad(
             in_flight=demand.in_flight,
             held=demand.held,
-            ready=len([i for i in state_cache.ready(key) if i.instance_id not in stopping]),
-            starting=waiting[key] + len(coming),
+            ready=len(ready),
+            starting=len(requested) + len(coming),
             nodes=nodes,
             scaling=scaling,
+            tokens=demand.tokens,
         )
+        if scaling.policy is ScalingMode.LOAD and (demand.calls or load.live):
+            version = state_cache.version(key)
+            known = state_cache.instances(key)
+            taken = [*(i.node for i in known), *(pending[id_].node for id_ in requested)]
+            resumable = len([i for i in known if i.instance_id in paused])
+            load = replace(
+                load,
+                capacity=outlook.capacity(key, ready),
+                starts=replace(outlook.starts(version, taken), paused=resumable),
+                starting_s=outlook.remaining_s(version, coming, requested),
+            )
+        loads[key] = load
     return loads
 
 

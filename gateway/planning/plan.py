@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.state_cache import VersionKey
 from gateway.planning.actions import Action
+from gateway.planning.policy import FunctionLoad, ScalingDecision
 from gateway.planning.work import NO_TOKENS, TokenLoad
-from registry.records.function import FunctionTask, Scaling
+from registry.records.function import FunctionTask, Scaling, ScalingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,13 +15,15 @@ class PlannerSettings:
 
     After `max_starts` failed starts in a row a requested number of instances is dropped. An instance serves
     `max(target_concurrency, batch)` concurrent calls, at most `max_batch`: an engine batches, so a call is
-    better off on the first instance while a second one starts. A handler serves exactly its target. Calls
-    fail after `no_source_s` without a node that holds or can read the image; until then such a node may come
-    back.
+    better off on the first instance while a second one starts. Where the load decides, it serves as many as
+    `load_batch`: prompts are paced and KV cache is counted besides. A handler serves exactly its target.
+    Calls fail after `no_source_s` without a node that holds or can read the image; until then such a node may
+    come back.
     """
 
     max_starts: int = 3
     batch: int = 8
+    load_batch: int = 64
     max_batch: int = 256
     drain_grace_s: float = 600.0
     delete_grace_s: float = 30.0
@@ -34,7 +37,9 @@ class PlannerSettings:
         """Return the number of concurrent calls of an instance."""
         if task is FunctionTask.HANDLER:
             return scaling.target_concurrency
-        return min(self.max_batch, max(scaling.target_concurrency, self.batch))
+        by_load = scaling.policy is ScalingMode.LOAD and task is FunctionTask.GENERATE
+        batch = self.load_batch if by_load else self.batch
+        return min(self.max_batch, max(scaling.target_concurrency, batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +73,22 @@ class NodeAffinity:
     instances: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedLoad:
+    """A decision of the scaling policy, and the load that it was made for."""
+
+    decision: ScalingDecision
+    load: FunctionLoad
+
+
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """The outcome of one step; `next_at` is when to plan again if nothing changes before."""
 
     actions: list[Action] = field(default_factory=list)
     desired: dict[VersionKey, int] = field(default_factory=dict)
+    decisions: dict[VersionKey, DecidedLoad] = field(default_factory=dict)
+    paused: dict[str, bool] = field(default_factory=dict)  # instances to route no calls to, or calls again
     next_at: float | None = None
 
     def replan_at(self, when: float | None) -> None:

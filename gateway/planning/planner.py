@@ -20,6 +20,7 @@ from gateway.planning.actions import (
 )
 from gateway.planning.arena_space import choose_victims, is_leaving, reserved_bytes, used_images
 from gateway.planning.loads import function_loads, loading_nodes
+from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import (
     arena_room,
     choose_sources,
@@ -31,10 +32,17 @@ from gateway.planning.placement import (
     too_small,
     unschedulable_reason,
 )
-from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSettings, VersionDemand
+from gateway.planning.plan import (
+    DecidedLoad,
+    NodeAffinity,
+    PendingStart,
+    Plan,
+    PlannerSettings,
+    VersionDemand,
+)
 from gateway.planning.policy import FunctionLoad, PolicyState, ScalerPolicy, with_target, without_floor
 from registry.messages.node import ImageHolder
-from registry.records.function import FunctionVersion
+from registry.records.function import FunctionVersion, ScalingMode
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
 
@@ -71,6 +79,7 @@ class ScalingPlanner:
         new_id: Callable[[VersionKey], str],
         settings: PlannerSettings | None = None,
         backoff: BackoffTable | None = None,
+        outlook: LoadOutlook | None = None,
     ) -> None:
         self._policy = policy
         self._new_id = new_id
@@ -84,8 +93,10 @@ class ScalingPlanner:
         self.backoff = backoff or BackoffTable(
             first_s=self._settings.backoff_s, max_s=self._settings.max_backoff_s
         )
+        self.outlook = outlook or LoadOutlook()
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
+        self._paused: dict[str, float] = {}  # surplus with calls, since when: no calls, stopped when idle
         self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
 
     def __repr__(self) -> str:
@@ -109,7 +120,8 @@ class ScalingPlanner:
         self._apply_scale_requests(state_cache, now)
         plan = Plan()
         self._stop_orphans(state_cache, plan)
-        loads = function_loads(state_cache, demands, self.pending.values(), self.stopping)
+        self.outlook.begin(state_cache, now)
+        loads = function_loads(state_cache, demands, self.pending, self.stopping, self.outlook, self._paused)
         step = _ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
         for key in self._update_current(step):
             if not self._plan_version(key, step):
@@ -124,8 +136,10 @@ class ScalingPlanner:
             late = pending.until is not None and now >= pending.until
             if shown or late or entry is None:
                 del self.pending[instance_id]
-        for instance_id in [i for i in self.stopping if state_cache.instance(i) is None]:
-            del self.stopping[instance_id]
+        self.outlook.forget_starts({*self.pending, *(one.instance_id for one in state_cache.instances())})
+        for held in (self.stopping, self._paused):
+            for instance_id in [i for i in held if state_cache.instance(i) is None]:
+                del held[instance_id]
         for function in [f for f in self._current if f not in state_cache.functions]:
             del self._current[function]
             for key in [k for k in self._states if k.function == function]:
@@ -223,6 +237,7 @@ class ScalingPlanner:
         decision = self._policy.decide(load, state, step.now)
         self._states[key] = decision.state
         step.plan.desired[key] = decision.desired
+        step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
         step.plan.replan_at(decision.next_at)
         missing, surplus = decision.desired - load.live, load.live - decision.desired
         if affinity is not None:
@@ -230,11 +245,38 @@ class ScalingPlanner:
             there |= {start.node for start in self.pending.values() if start.key == key}
             missing = min(affinity.instances, decision.desired) - len(there & set(affinity.on))
             surplus = 0  # the others stay until the named nodes are ready
+        paused = [i for i in step.cache.instances(key) if i.instance_id in self._paused]
+        if missing > 0 and affinity is None:
+            missing -= self._resume(paused, missing, step)
         stuck = missing > 0 and self._start(key, missing, load, step)
+        by_load = load.scaling.policy is ScalingMode.LOAD and key not in self._retiring and not state.cut
         if surplus > 0:
             for instance in choose_stops(surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on):
+                if by_load and step.in_flight.get(instance.instance_id):
+                    self._paused[instance.instance_id] = step.now
+                    step.plan.paused[instance.instance_id] = True
+                else:
+                    self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
+        for instance in paused:
+            since = self._paused.get(instance.instance_id)
+            late = since is not None and step.now >= since + self._settings.drain_grace_s
+            if since is not None and (late or not by_load or not step.in_flight.get(instance.instance_id)):
+                del self._paused[instance.instance_id]
                 self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
         return stuck
+
+    def _resume(self, paused: Sequence[InstanceRecord], count: int, step: _ScalingStep) -> int:
+        """Let paused instances serve again, those paused last first; return how many."""
+        latest = sorted(paused, key=lambda one: -self._paused[one.instance_id])[:count]
+        for instance in latest:
+            del self._paused[instance.instance_id]
+            step.plan.paused[instance.instance_id] = False
+        return len(latest)
+
+    def stand_down(self) -> list[str]:
+        """Return the paused instances, which another controller may use again."""
+        paused, self._paused = list(self._paused), {}
+        return paused
 
     # --- starting
 

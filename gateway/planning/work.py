@@ -5,8 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
-_LONG_S = 10.0  # the time constant of the rate of arrivals that lasts
+_LONG_S = 10.0  # the time constant of the slower rate of arrivals
 _MAX_SHORT_S = 2.0
+# A step down that is taken back within so many windows was too early: then the window is longer for a while.
+_REGRET_WINDOWS = 5
+_MIN_REGRET_S = 5.0
+_MAX_PATIENCE = 4
+_FORGET_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +76,12 @@ class InstanceCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartForecast:
-    """When further instances would be ready, in seconds: first `hot` starts, then `warm` ones, then cold."""
+    """When further instances would be ready, in seconds: first `hot` starts, then `warm` ones, then cold.
 
+    Before these come `paused` instances, which finish their calls and can take others at once.
+    """
+
+    paused: int = 0
     hot: int = 0
     hot_s: float = 0.1
     warm: int = 0
@@ -82,11 +91,12 @@ class StartForecast:
     @property
     def next_s(self) -> float:
         """When the next instance would be ready."""
-        return self.hot_s if self.hot else self.warm_s if self.warm else self.cold_s
+        return next(self.ready_s())
 
     def ready_s(self) -> Iterator[float]:
         """Yield when each further instance would be ready if all are started now, soonest first."""
-        return chain(repeat(self.hot_s, self.hot), repeat(self.warm_s, self.warm), repeat(self.cold_s))
+        known = chain(repeat(0.0, self.paused), repeat(self.hot_s, self.hot), repeat(self.warm_s, self.warm))
+        return chain(known, repeat(self.cold_s))
 
 
 NO_TOKENS, UNSEEN, USUAL_STARTS = TokenLoad(), InstanceCapacity(), StartForecast()
@@ -98,7 +108,8 @@ class Trend:
 
     `short` and `long` are exponential averages in tokens per second at time `at`, when `arrived` tokens had
     arrived. `needs` are (time, instances) of the numbers that no later one exceeds, oldest first.
-    `idle_since` is when the last call ended.
+    `idle_since` is when the last call ended. After a step down at `down_at` that was soon taken back the
+    window of needs is `patience` times as long, until none was taken back for a while.
     """
 
     at: float
@@ -107,11 +118,12 @@ class Trend:
     long: float = 0.0
     needs: tuple[tuple[float, int], ...] = ()
     idle_since: float | None = None
+    down_at: float = -math.inf
+    patience: int = 1
 
-    @property
-    def lasting(self) -> float:
-        """The rate that arrivals have had for some time: one burst does not make it."""
-        return min(self.short, self.long)
+    def arriving(self, seconds: float) -> float:
+        """Return the tokens that arrive in that time if arrivals go on, at most what has lately arrived."""
+        return min(self.short * seconds, self.long * _LONG_S)
 
     def with_arrivals(self, arrived: int, now: float, window_s: float) -> "Trend":
         """Return the trend at `now`, of which `arrived` is the counter."""
@@ -122,6 +134,17 @@ class Trend:
             for rate, constant in zip((self.short, self.long), constants, strict=True)
         )
         return replace(self, at=now, arrived=arrived, short=short, long=long)
+
+    def with_step(self, change: int, now: float, window_s: float) -> "Trend":
+        """Return the trend after a decision that changes the number of instances by `change`."""
+        since_s = now - self.down_at
+        if change < 0:
+            return replace(self, down_at=now)
+        if change > 0 and since_s < max(_MIN_REGRET_S, _REGRET_WINDOWS * window_s):
+            return replace(self, down_at=-math.inf, patience=min(_MAX_PATIENCE, 2 * self.patience))
+        if self.patience > 1 and math.inf > since_s > _FORGET_S:
+            return replace(self, down_at=now, patience=self.patience // 2)
+        return self
 
     def with_need(self, instances: int, now: float, window_s: float) -> "Trend":
         """Return the trend with a need at `now`, without those before the window."""

@@ -8,7 +8,13 @@ from msgspec import Meta
 
 from gateway.core.validation import COMMIT, CURRENCY, SHA256, TENANT
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
-from registry.records.function import MAX_SHARES, FunctionTask, Scaling
+from registry.records.function import (
+    MAX_SHARES,
+    MIN_SCALE_DOWN_DELAY_S,
+    FunctionTask,
+    Scaling,
+    ScalingMode,
+)
 from registry.records.live import LiveMode
 from registry.records.secret import MAX_SECRET_BYTES
 
@@ -27,7 +33,10 @@ PerMinute = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scaling settings to change; omitted ones stay. `max_instances: null` means all nodes."""
+    """Scaling settings to change; omitted ones stay. `max_instances: null` means all nodes.
+
+    A `target_concurrency` without a `policy` sets the policy `concurrency`.
+    """
 
     min_instances: Annotated[int, Meta(ge=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
     max_instances: Annotated[int, Meta(ge=1, le=100_000)] | msgspec.UnsetType | None = msgspec.UNSET
@@ -36,6 +45,11 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host_keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     live: LiveMode | msgspec.UnsetType = msgspec.UNSET
     ttft_target_s: Annotated[float, Meta(ge=0, le=86400)] | msgspec.UnsetType = msgspec.UNSET
+    policy: ScalingMode | msgspec.UnsetType = msgspec.UNSET
+    scale_down_delay_s: Annotated[float, Meta(ge=MIN_SCALE_DOWN_DELAY_S, le=86400)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    tbt_target_s: Annotated[float, Meta(gt=0, le=3600)] | msgspec.UnsetType = msgspec.UNSET
 
     def applied(self, scaling: Scaling) -> Scaling:
         """Return `scaling` with the changes. Raises InvalidRecord."""
@@ -45,6 +59,8 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for name in self.__struct_fields__
             if (value := getattr(self, name)) is not msgspec.UNSET
         }
+        if "target_concurrency" in given:
+            given.setdefault("policy", ScalingMode.CONCURRENCY)
         return Scaling(**(fields | given))
 
     @property

@@ -16,6 +16,7 @@ from registry.records.function import FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
+from registry.records.scaling import ScalingRecord
 from registry.records.usage import PriceRate
 
 VERSION = "0.1.0"
@@ -101,6 +102,8 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     """A function. `live` is the last decision on serving while loading; `history` are all versions.
 
+    `decision` is the last one that changed the number of instances; lists of functions do not have it.
+
     `owner` is a tenant, null for the operator. Keys that may call a function and not manage it are not shown
     its files, instances and the tenants that it is shared with.
     """
@@ -115,6 +118,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     visibility: Literal["public", "private"]
     shared_with: Sequence[str]
     live: LiveRecord | None = None
+    decision: ScalingRecord | msgspec.UnsetType | None = msgspec.UNSET
     history: Sequence[FunctionVersion] | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -86,7 +86,7 @@ class EmulatedStage:
         device_s = 0.0
         if step.chunks:
             chunks = [(chunk.start, chunk.count, chunk.last) for chunk in step.chunks]
-            device_s = self._clock.run(step_s(self.profile, *self.layers, chunks))
+            device_s = self._clock.run_stage(step_s(self.profile, *self.layers, chunks))
         if self.has_head:
             drawn = tuple(self._drawn(chunk) for chunk in step.sampled_chunks)
             return StageOutput(step=step, hidden=None, tokens=drawn, device_s=device_s)

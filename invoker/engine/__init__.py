@@ -8,6 +8,7 @@
 - `decoder`: the decoder engine: continuous batching over all layers
 - `device_memory`: torch views of memory that torch did not allocate
 - `encoders`: encoder models: embeddings, classification, features
+- `engine_load`: what an engine has to do, and what it was seen to do
 - `factory`: engine factories: the seam of a node, and the torch implementation
 - `families`: the decoder families: Hugging Face classes and tensor names
 - `fused`, `fused_weights`: fused layers of the Llama family, and their binding to an image

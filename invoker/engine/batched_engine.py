@@ -30,6 +30,11 @@ class BatchedEngine:
         return self._sequences.max_tokens
 
     @property
+    def kv_tokens(self) -> tuple[int, int]:
+        """The tokens of KV cache in use, and in all."""
+        return self._allocator.used * PAGE_TOKENS, self._allocator.total * PAGE_TOKENS
+
+    @property
     def has_work(self) -> bool:
         return len(self._sequences) > 0
 

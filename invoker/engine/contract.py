@@ -124,7 +124,8 @@ class GenerateEngine(Protocol):
     `add`, `cancel` and `step` are called from one thread. `step` runs one batch (a prefill chunk of some
     sequences and one token of the others) and returns its outputs; with nothing to do it returns an empty
     list at once. After `cancel` no output of that sequence follows and its KV pages are free. An engine that
-    can import K and V has the property `kv_shape`.
+    can import K and V has the property `kv_shape`, one with a KV cache of its own `kv_tokens` (see
+    BatchedEngine), which any thread may read.
     """
 
     @property

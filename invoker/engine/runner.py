@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from invoker.engine.contract import (
     StepMeter,
     TokenOutput,
 )
+from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.output_stream import OutputStream
@@ -89,8 +91,10 @@ class EngineRunner:
         *,
         name: str = "engine",
         meter: StepMeter | None = None,
+        stepped: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._stepped = stepped  # called on the loop after steps
         self._meter = meter or NullMeter()
         self._generator = cast(GenerateEngine, engine) if hasattr(engine, "step") else None
         self._loop = asyncio.get_running_loop()
@@ -102,6 +106,7 @@ class EngineRunner:
         self._calls: set[asyncio.Future[dict[str, np.ndarray]]] = set()  # the loop's
         self._held: dict[object, EngineCall] = {}  # the loop's: by stream or forward
         self._closed = asyncio.Event()
+        self.load = None if self._generator is None else EngineLoad()
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -115,6 +120,12 @@ class EngineRunner:
         """The shape of K and V that `generate` accepts; None if it accepts none."""
         found = getattr(self._engine, "kv_shape", None)
         return found if isinstance(found, KvShape) else None
+
+    @property
+    def kv_tokens(self) -> tuple[int, int]:
+        """The tokens of KV cache in use, and in all; zeros if unknown."""
+        used, total = getattr(self._engine, "kv_tokens", (0, 0))
+        return used, total
 
     async def generate(
         self, sequence: NewSequence, call: EngineCall = UNBILLED, kv: Sequence[KvSlice] = ()
@@ -201,6 +212,8 @@ class EngineRunner:
             if output.finish_reason or output.error:
                 self._release(stream)
             stream.outputs.put_nowait(output)
+        if self._stepped is not None:
+            self._stepped()
 
     def _reject(self, stream: _Stream, error: EngineError) -> None:
         self._release(stream)
@@ -269,18 +282,23 @@ class EngineRunner:
         return self._generator is not None and self._generator.has_work
 
     def _step(self, engine: GenerateEngine) -> None:
+        assert self.load is not None
         self._meter.start_step()
         work: list[tuple[EngineCall, int]] = [(stream.call, 1) for stream in self._live.values()]
+        started_s = time.monotonic()
         try:
             results = engine.step()
             work = [(self._live[result.request_id].call, result.work) for result in results]
         finally:
             self._meter.end_step(work)
+        now_s = time.monotonic()
+        self.load.stepped(results, now_s - started_s, now_s)
         outputs = []
         for output in results:
             stream = self._live[output.request_id]
             if output.finish_reason or output.error:
                 del self._live[output.request_id]
+                self.load.remove(output.request_id)
             outputs.append((stream, output))
         if outputs:
             self._post(self._deliver, outputs)
@@ -297,6 +315,10 @@ class EngineRunner:
             self._post(self._reject, stream, error)
         else:
             self._live[request_id] = stream
+            if self.load is not None:
+                self.load.add(
+                    request_id, len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
+                )
 
     def _add_to_engine(self, engine: GenerateEngine, stream: _Stream) -> None:
         kv, stream.kv = stream.kv, ()
@@ -318,6 +340,8 @@ class EngineRunner:
         if self._generator is not None and self._live.get(request_id) is stream:
             del self._live[request_id]
             self._generator.cancel(request_id)
+            if self.load is not None:
+                self.load.remove(request_id)
         self._post(self._release, stream)
 
     def _compute(

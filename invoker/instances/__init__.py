@@ -6,6 +6,7 @@
 - `fair_lock`: a first-come-first-served lock between threads
 - `instance`: one instance and its requests
 - `lifecycle`: the state machine of an instance
+- `load_feed`: loads of instances for gateways that follow them
 - `manager`: starts and stops instances
 - `starting`: the phases of a start
 """

@@ -57,9 +57,9 @@ class Lifecycle:
         """Record that the arena had no room for the start."""
         return self._with(no_room=True)
 
-    def ready(self, wall_s: float, now_s: float) -> "Lifecycle":
+    def ready(self, wall_s: float, now_s: float, kv_tokens: int = 0) -> "Lifecycle":
         """End the last phase and change the state to READY."""
-        done = self._with(phases_ms=self._closed(now_s), progress=1.0)
+        done = self._with(phases_ms=self._closed(now_s), progress=1.0, kv_tokens=kv_tokens)
         return done.with_state(InstanceState.READY, wall_s)
 
     def _with(self, **changes: Any) -> "Lifecycle":

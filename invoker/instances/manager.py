@@ -201,6 +201,7 @@ class Instances:
             self._log(instance, _describe(record))
             if previous is not None:
                 self._context.meter.change_state(instance.account, record.state, final=instance.life.final)
+            self._context.loads.notify()
         self._published(record)
 
     def _log(self, instance: Instance, line: str) -> None:

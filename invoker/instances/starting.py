@@ -17,6 +17,7 @@ from invoker.instances.calls import InstanceSteps
 from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
 from invoker.instances.device_copy import CopiedLayers, ImagePiece, copy_arriving, cut_spans, pieces_of
 from invoker.instances.instance import Handler, Instance
+from invoker.instances.load_feed import LoadFeed
 from invoker.loading.loader import ImageArrival, ImageLoader, ProgressThrottle
 from invoker.memory.arena import Arena, CopyReport, pinned
 from invoker.metering.meter import GpuMeter
@@ -46,6 +47,7 @@ class InstanceContext:
     scratch_dir: Path
     clock: Clock
     meter: GpuMeter
+    loads: LoadFeed
     log_line: Callable[[str, int, str], None]  # function, version, line for its log
 
 
@@ -58,7 +60,8 @@ async def start(instance: Instance, context: InstanceContext) -> None:
         raise InvalidWork(f"{request.function}: a function of task {request.task} needs an image")
     else:
         await _start_model(instance, request.image, context)
-    instance.life = instance.life.ready(context.clock.wall_s(), context.clock.monotonic_s())
+    kv_tokens = 0 if instance.runner is None else instance.runner.kv_tokens[1]
+    instance.life = instance.life.ready(context.clock.wall_s(), context.clock.monotonic_s(), kv_tokens)
 
 
 async def release(instance: Instance, context: InstanceContext) -> None:
@@ -111,7 +114,8 @@ async def _start_model(instance: Instance, image: ImageRef, context: InstanceCon
 
         async def make() -> EngineRunner:
             engine = await _engine(instance, spec, context)
-            made = EngineRunner(engine, name=f"engine {instance.id[:12]}", meter=steps)
+            name = f"engine {instance.id[:12]}"
+            made = EngineRunner(engine, name=name, meter=steps, stepped=context.loads.notify)
             stack.push_async_callback(made.aclose)
             return made
 

@@ -11,7 +11,7 @@ secrets: [API_TOKEN]          # names; the values are set with `hypercast secret
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4,
          tasks: 512}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
-          live: auto, ttft_target: 1s}
+          live: auto, policy: load, scale_down_delay: 2s, ttft_target: 1s, tbt_target: 200ms}
 """
 
 import re
@@ -26,7 +26,14 @@ import yaml
 from registry.config.function_secrets import check_secret_key
 from registry.config.handler_spec import HandlerLimits, HandlerSpec, bad_env_name, key_of
 from registry.errors import InvalidRecord
-from registry.records.function import BUILTIN_PREFIX, BUILTINS, FunctionTask, Scaling, check_name
+from registry.records.function import (
+    BUILTIN_PREFIX,
+    BUILTINS,
+    FunctionTask,
+    Scaling,
+    ScalingMode,
+    check_name,
+)
 from registry.records.live import LiveMode
 from registry.records.secret import MAX_SECRETS
 from registry.units.durations import parse_duration
@@ -58,6 +65,7 @@ class FunctionSpec:
     dtype: str = "auto"
     handler: HandlerSpec | None = None
     scaling: Scaling = field(default_factory=Scaling)
+    given: frozenset[str] = field(default=frozenset(), compare=False)  # the settings of `scaling` that it has
 
     def model_folder(self, base: Path) -> Path | None:
         """Return the model's local folder, or None where `model` is a hub id (or absent)."""
@@ -116,6 +124,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": tuple(FunctionTask),
     "dtype": get_args(DType),
     "scaling.live": tuple(LiveMode),
+    "scaling.policy": tuple(ScalingMode),
 }
 _KINDS: Mapping[str, str] = {"str": "text", "int": "a whole number", "object": "a mapping"}
 
@@ -155,7 +164,8 @@ def parse_function_yaml(text: str | bytes) -> FunctionSpec:
     if handler is None and file.task is None and file.model is None:
         raise InvalidRecord("give a model, a task or a handler")
     try:
-        scaling = Scaling(**_settings(file.scaling))
+        settings = _settings(file.scaling)
+        scaling = Scaling(**settings)
     except InvalidRecord as error:
         raise InvalidRecord(f"scaling: {error}") from error
     return FunctionSpec(
@@ -166,6 +176,7 @@ def parse_function_yaml(text: str | bytes) -> FunctionSpec:
         dtype=file.dtype or "auto",
         handler=handler,
         scaling=scaling,
+        given=frozenset(settings),
     )
 
 

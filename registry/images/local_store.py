@@ -5,7 +5,7 @@ import fcntl
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +31,8 @@ READ_BYTES = 4 * 1024 * 1024
 class LocalStore:
     """Blobs as files. Several processes may use one folder: an upload is protected by a file lock."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, reader: Callable[[Path], LocalReader] = LocalReader) -> None:
+        self._reader = reader
         self._root = root.absolute()
         self._blobs = self._root / "blobs"
         self._partial = self._root / "partial"
@@ -164,7 +165,7 @@ class LocalStore:
         path = self._blobs / check_digest(digest)
         with translated(self._root):
             try:
-                return LocalReader(path)
+                return self._reader(path)
             except FileNotFoundError as error:
                 raise NotFound(f"no blob {digest} in the store {self._root}") from error
 

@@ -47,6 +47,7 @@ from registry.records.instance import TRANSITIONS, InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.scaling import ScalingRecord
 from registry.records.secret import FunctionSecrets
 from registry.records.usage import RequestRecord
 from registry.state import ClusterConfig, State
@@ -133,6 +134,7 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
         self._secrets: dict[str, FunctionSecrets] = {}
         self._quotas = MemoryQuotas(self._clock)
         self._casts = MemoryCasts(self._clock)
+        self._scaling: dict[str, ScalingRecord] = {}
         self._lives: dict[tuple[str, int], tuple[LiveChanged, float]] = {}
 
     async def cluster_config(self, default: ClusterConfig | None = None) -> ClusterConfig:
@@ -279,6 +281,12 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
         change = LiveChanged(record=record, ttl_s=ttl_s)
         self._lives[key] = change, now + ttl_s
         self._feed.publish(change)
+
+    async def put_scaling_record(self, record: ScalingRecord) -> None:
+        self._scaling[record.function] = record
+
+    async def scaling_record(self, function: str) -> ScalingRecord | None:
+        return self._scaling.get(function)
 
     async def acquire_lease(
         self, name: str, holder: str, ttl_s: float, *, beyond: Fence = NO_FENCE

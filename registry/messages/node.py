@@ -13,7 +13,7 @@ of times are in the names.
 | Compute | Arrays, Usage |
 | InvokeHandler | HandlerChunk+, Usage |
 | TailLogs | LogChunk* |
-| GetStatus | NodeStatus |
+| GetStatus | NodeStatus, with `follow` then NodeLoads* until cancelled |
 | EndCalls | CallsUsed |
 | SettleCalls | Done |
 | OpenPipeline | PipelineOpened, and no end |
@@ -217,7 +217,12 @@ class TailLogs(Message, frozen=True, kw_only=True):
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
-    """A request for the node's current record."""
+    """A request for the node's current record; with `follow`, also for the loads of its instances.
+
+    A node of an earlier release ignores `follow`.
+    """
+
+    follow: bool = False
 
 
 class EndCalls(Message, frozen=True, kw_only=True):
@@ -358,6 +363,33 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     record: NodeRecord
 
 
+class InstanceLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a ready instance that generates, and what it was seen to do (0: not seen yet).
+
+    `queued_prompt_tokens` were accepted and not run yet; `running` sequences have a token, `waiting` none.
+    `prefill_tokens_s` is its rate while prompts wait; `decode_steps` are (sequences, seconds of a step), in
+    increasing order.
+    """
+
+    instance_id: str
+    function: str
+    version: int
+    queued_prompt_tokens: int
+    running: int
+    waiting: int
+    decode_tokens_s: float
+    prefill_tokens_s: float
+    decode_steps: Annotated[tuple[tuple[int, float], ...], msgspec.Meta(max_length=64)]
+    kv_used_tokens: int
+    kv_tokens: int
+
+
+class NodeLoads(Message, frozen=True, kw_only=True):
+    """The loads of all ready instances of the node that generate."""
+
+    loads: Annotated[tuple[InstanceLoad, ...], msgspec.Meta(max_length=4096)]
+
+
 Reply = (
     InstanceProgress
     | InstanceStarted
@@ -368,6 +400,7 @@ Reply = (
     | HandlerChunk
     | LogChunk
     | NodeStatus
+    | NodeLoads
     | CallsUsed
     | PipelineOpened
     | StageOpened

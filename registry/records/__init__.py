@@ -12,6 +12,7 @@
 - `live`: serving while a model is loading
 - `node`: nodes and their cached images
 - `quota`: rate limits, concurrency leases and spend limits
+- `scaling`: the last scaling decision of a function
 - `schema`: versions of the records' schema
 - `secret`: secrets of functions, encrypted
 - `usage`: request records, intervals and prices

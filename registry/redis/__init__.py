@@ -14,6 +14,7 @@
 - `live`: live serving records
 - `nodes`: nodes, instances, load reports and the snapshot
 - `quota`: quotas of keys
+- `scaling`: the last scaling decisions
 - `sentinel`: connections to the master that Redis Sentinel names
 - `state`: the whole shared state
 - `store`: the base of all parts

@@ -22,6 +22,7 @@ from registry.redis.ledger import RedisLedger
 from registry.redis.live import RedisLive
 from registry.redis.nodes import RedisNodes
 from registry.redis.quota import RedisQuotas
+from registry.redis.scaling import RedisScaling
 from registry.state import ClusterConfig, State
 
 # Replace a key's record if it is still the one that was read; without a token limit also clear its token
@@ -42,6 +43,7 @@ class RedisState(
     RedisNodes,
     RedisCasts,
     RedisLive,
+    RedisScaling,
     RedisFeed,
     RedisLeases,
     RedisAudit,

@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.harness.admin_client import key_id
 from benchmarks.harness.http_exchange import HttpEndpoint
+from benchmarks.harness.open_loop import PromptPool
 from benchmarks.harness.percentile import percentile
 from benchmarks.harness.stream_client import StreamResult, parse_tail, stream_completion
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, read_trace, trim_to_context
-from benchmarks.replay import PromptPool
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import ROOT, Platform
 

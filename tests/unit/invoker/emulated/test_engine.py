@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from benchmarks.scaleout.profiles import find_profile
-from invoker.emulated.device_clock import LATE_S, DeviceClock, WorkQueue
+from invoker.emulated.device_clock import DeviceClock, Lateness, WorkQueue
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
 from invoker.emulated.profiles import StepLoad
@@ -162,8 +162,21 @@ def test_work_follows_work() -> None:
     queue = WorkQueue(slower=2)
     assert queue.book(10.0, 1.0) == 12.0
     assert queue.book(10.5, 1.0) == 14.0  # behind what was there
-    assert queue.book(14.0 + LATE_S, 1.0) == 16.0  # a late wake-up costs the device nothing
-    assert queue.book(16.0 + 3 * LATE_S, 1.0) == pytest.approx(18.0 + 3 * LATE_S)  # it was idle
+    late_s = Lateness().step_s
+    assert queue.book(14.0 + late_s, 1.0) == 16.0  # a late wake-up costs the device nothing
+    assert queue.book(16.0 + 3 * late_s, 1.0) == pytest.approx(18.0 + 3 * late_s)  # it was idle
+
+
+def test_a_stage_waits_for_its_hop() -> None:
+    """Of the time for which a pipeline's stage waits for its input, only a wake-up is forgiven."""
+    for late_s, gap_s, ends_s in ((0.2e-3, 0.5e-3, 2.0005), (0.2e-3, 0.1e-3, 2.0), (1e-3, 0.5e-3, 2.0)):
+        time_s = SleepTime(now_s=0.0)
+        clock = DeviceClock(1, Lateness(hop_s=late_s), time_s.now, time_s.sleep)
+        clock.run_stage(1.0)
+        time_s.now_s += gap_s
+        clock.run_stage(1.0)
+        assert time_s.now_s == pytest.approx(ends_s)
+    assert Lateness().hop_s <= 0.2e-3
 
 
 def test_two_threads_share_the_device() -> None:
@@ -173,7 +186,7 @@ def test_two_threads_share_the_device() -> None:
         with lock:
             ends.append(seconds)
 
-    clock = DeviceClock(1, lambda: 5.0, sleep)
+    clock = DeviceClock(1, now=lambda: 5.0, sleep=sleep)
     threads = [threading.Thread(target=clock.run, args=(1.0,)) for _ in range(4)]
     for thread in threads:
         thread.start()

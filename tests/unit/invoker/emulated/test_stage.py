@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.engine.local_pipeline import LocalPipeline
 from benchmarks.scaleout.profiles import find_profile
-from invoker.emulated.device_clock import LATE_S
+from invoker.emulated.device_clock import Lateness
 from invoker.emulated.engine import EmulatedEngine
 from invoker.emulated.kv import kv_shape
 from invoker.emulated.profiles import StepLoad
@@ -99,7 +99,7 @@ async def test_how_fast_it_is_shows_where_its_work_was_queued_before_it_was_aske
     metered = MeteredStage(stage, NullMeter(), lambda _: UNBILLED, rate=rate)
     first = opening_step()
     held = await asyncio.to_thread(metered.run, StageInput(step=first, data=torch.tensor([20, 21, 22, 23])))
-    reported.now_s += LATE_S
+    reported.now_s += Lateness().hop_s
     chunk = StageChunk(sequence="s", start=4, count=1, last=True)
     later = StageStep(number=1, closed=(), opened=(), chunks=(chunk,))
     await asyncio.to_thread(metered.run, StageInput(step=later, data=torch.tensor([24])))

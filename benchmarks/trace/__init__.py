@@ -1,0 +1,13 @@
+"""GPU time, latency and SLO on a bursty trace, by the way of scaling out: `python -m benchmarks.trace`.
+
+- `arrivals`: the part of a trace that is sent
+- `client`: sends it, and compares the ledger
+- `command`: the command
+- `measures`: SLO attainment, sums over time and percentiles
+- `modes`: the compared ways to scale out
+- `plot`: the plot
+- `records`: the record of a mode from its runs
+- `run`: one run of one mode
+- `synthetic`: bursty arrivals fitted to published moments
+- `watch`: instances, host memory and casts over time
+"""

@@ -1,0 +1,94 @@
+"""The compared ways to scale out: each configures the same platform and scaling policy (pure)."""
+
+from dataclasses import dataclass
+
+from benchmarks.scaleout.modes import GROUP_SETUP_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMode:
+    """One way to scale out.
+
+    `planner` is that of all casts ("": the gateway chooses), before which nodes wait `setup_s`; `live` is the
+    function's policy of serving while loading. With `own_disk` nodes load from their own disks and host
+    memory only. `cached`: all hosts hold the model for the whole run. `share` is the share of nodes that
+    serve all the time, None where the policy decides.
+    """
+
+    name: str
+    description: str
+    planner: str = ""
+    setup_s: float = 0.0
+    live: str = "off"
+    device: str = "h800"
+    own_disk: bool = False
+    cached: bool = False
+    share: float | None = None
+
+    def instances(self, nodes: int) -> int | None:
+        """Return the fixed number of instances, None where the policy decides."""
+        return None if self.share is None else max(1, round(self.share * nodes))
+
+
+MODES = {
+    mode.name: mode
+    for mode in (
+        TraceMode(
+            name="hypercast",
+            description="what a user gets by default: live mode auto, the planner chosen for each cast",
+            live="auto",
+        ),
+        TraceMode(
+            name="hypercast-pipeline",
+            description="the same, and loading nodes always serve in pipelines",
+            live="pipeline",
+        ),
+        TraceMode(
+            name="stop-the-world",
+            description="the same casts, and nodes serve once they hold the whole model",
+        ),
+        TraceMode(
+            name="serverlessllm",
+            description="each node loads from its own SSD at its full rate, or from host memory while the "
+            "model is cached there; nodes that have it cached are preferred",
+            own_disk=True,
+        ),
+        TraceMode(
+            name="serverlessllm-allcache",
+            description="every host has the model in memory all the time, and each node loads from there",
+            own_disk=True,
+            cached=True,
+        ),
+        TraceMode(
+            name="faasnet",
+            description="binary tree from nodes with the model; nodes serve once they hold it whole",
+            planner="tree",
+        ),
+        TraceMode(
+            name="nccl",
+            description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from nodes with the model; "
+            "nodes serve once they hold it whole",
+            planner="chain",
+            setup_s=GROUP_SETUP_S,
+        ),
+        TraceMode(
+            name="blitzscale",
+            description="chain from nodes with the model, serving ones too, and ZigZag of overloaded and "
+            "loading nodes",
+            planner="chain",
+            live="zigzag",
+        ),
+        TraceMode(name="fixed-full", description="all nodes serve all the time", cached=True, share=1.0),
+        TraceMode(
+            name="fixed-half", description="half of the nodes serve all the time", cached=True, share=0.5
+        ),
+        TraceMode(
+            name="ideal",
+            description="every host has the model, and loading takes no time; the control plane is real",
+            device="h800-free",
+            own_disk=True,
+            cached=True,
+        ),
+    )
+}
+COMPARED = tuple(name for name in MODES if name not in ("hypercast-pipeline", "stop-the-world"))  # by default

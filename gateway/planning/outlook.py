@@ -1,0 +1,178 @@
+"""What the load target has to go by: seen capacities, and when instances would be ready. No I/O."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median_low
+
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.work import UNSEEN, InstanceCapacity, StartForecast
+from registry.messages.node import InstanceLoad
+from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord, StartKind
+from registry.records.node import NodeRecord, Tier
+
+_HOST_BYTES_PER_S = 4e9  # from host to device memory, where no start was seen
+_FIXED_S = 0.1  # of a start, where none was seen
+_LATEST = 0.5  # weight of the latest start in the average of its kind
+_LATE = 0.1  # part of its expected time that a late start is still expected to take
+_MAX_KEPT = 4096
+
+
+class CapacityTable:
+    """The loads of instances by node, and what instances of each version were last seen to do."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, tuple[InstanceLoad, ...]] = {}
+        self._last: dict[VersionKey, InstanceCapacity] = {}  # the oldest first
+
+    def __repr__(self) -> str:
+        return f"<CapacityTable of {len(self._by_node)} nodes, {len(self._last)} versions>"
+
+    def put(self, node: str, loads: tuple[InstanceLoad, ...]) -> None:
+        """Replace the loads of a node's instances; none if it reports no more."""
+        if loads:
+            self._by_node[node] = loads
+        else:
+            self._by_node.pop(node, None)
+
+    def clear(self) -> None:
+        """Drop the loads, but not what is known of versions."""
+        self._by_node.clear()
+
+    def capacities(self) -> dict[VersionKey, InstanceCapacity]:
+        """Return the capacity of an instance of each version with ready ones, or that had such before."""
+        loads: dict[VersionKey, list[InstanceLoad]] = defaultdict(list)
+        for reported in self._by_node.values():
+            for load in reported:
+                loads[VersionKey(load.function, load.version)].append(load)
+        found = {key: replace(one, kv_used_tokens=0) for key, one in self._last.items()}
+        for key, group in loads.items():
+            self._last.pop(key, None)
+            found[key] = self._last[key] = _capacity(group, found.get(key, UNSEEN))
+        while len(self._last) > _MAX_KEPT:
+            del self._last[next(iter(self._last))]
+        return found
+
+
+def _capacity(loads: Iterable[InstanceLoad], before: InstanceCapacity) -> InstanceCapacity:
+    """Return the usual capacity of these instances; what none was seen to do is as it was before."""
+    loads = list(loads)
+    rates = [load.prefill_tokens_s for load in loads if load.prefill_tokens_s]
+    by_size: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for load in loads:
+        for count, seconds in load.decode_steps:
+            by_size[max(0, count - 1).bit_length()].append((count, seconds))
+    steps = sorted(sorted(seen)[len(seen) // 2] for seen in by_size.values())
+    return replace(
+        before,
+        prefill_tokens_s=median_low(rates) if rates else before.prefill_tokens_s,
+        decode_steps=tuple(steps) or before.decode_steps,
+        kv_tokens=min((load.kv_tokens for load in loads if load.kv_tokens), default=before.kv_tokens),
+        kv_used_tokens=sum(load.kv_used_tokens for load in loads),
+    )
+
+
+class StartTimes:
+    """How long starts take: the average of those seen by version and kind, else by bytes and rates."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[VersionKey, StartKind], float] = {}  # the oldest first
+
+    def __repr__(self) -> str:
+        return f"<StartTimes {self._seen}>"
+
+    def on_ready(self, record: InstanceRecord) -> None:
+        """Add the start of an instance that is ready."""
+        key = VersionKey(record.function, record.version), record.start_kind
+        took_s = sum(record.phases_ms.values()) / 1e3
+        if took_s > 0:
+            before = self._seen.pop(key, took_s)
+            self._seen[key] = before + _LATEST * (took_s - before)
+        if len(self._seen) > _MAX_KEPT:
+            del self._seen[next(iter(self._seen))]
+
+    def expected_s(self, version: FunctionVersion, kind: StartKind, link_bytes_s: float) -> float:
+        """Return how long such a start takes."""
+        seen = self._seen.get((VersionKey(version.function, version.version), kind))
+        if seen is not None:
+            return seen
+        rates = {StartKind.WARM: _HOST_BYTES_PER_S, StartKind.COLD: min(link_bytes_s, _HOST_BYTES_PER_S)}
+        rate = rates.get(kind)
+        return _FIXED_S + (version.image_bytes / rate if rate else 0.0)
+
+
+class LoadOutlook:
+    """The capacities and start times of one controller; `begin` prepares it for a planning step."""
+
+    def __init__(self) -> None:
+        self.capacities = CapacityTable()
+        self.times = StartTimes()
+        self._since: dict[str, float] = {}  # when each start in progress was first seen here
+        self._now = 0.0
+        self._of_version: Mapping[VersionKey, InstanceCapacity] = {}
+        self._holders: dict[tuple[str, Tier], set[str]] | None = None
+        self._nodes: list[NodeRecord] = []
+        self.nodes = 0  # usable ones
+        self._link_bytes_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<LoadOutlook {self.capacities!r} {self.times!r}>"
+
+    def begin(self, state_cache: ClusterStateCache, now: float) -> None:
+        """Prepare for a step at `now`."""
+        self._now, self._nodes, self._holders = now, list(state_cache.usable_nodes()), None
+        self.nodes = len(self._nodes)
+        self._of_version = self.capacities.capacities()
+        self._link_bytes_s = state_cache.link_rates.usual_bytes_per_s()
+
+    def capacity(self, key: VersionKey, ready: Sequence[InstanceRecord]) -> InstanceCapacity:
+        """Return the capacity of an instance of the version."""
+        slots = min((one.max_concurrency for one in ready if one.max_concurrency), default=0)
+        seen = self._of_version.get(key, UNSEEN)
+        kv_tokens = seen.kv_tokens or min((one.kv_tokens for one in ready if one.kv_tokens), default=0)
+        return replace(seen, slots=slots, kv_tokens=kv_tokens)
+
+    def starts(self, version: FunctionVersion | None, taken: Iterable[str]) -> StartForecast:
+        """Forecast further starts of the version, beside the nodes `taken` by its instances."""
+        if version is None:
+            return StartForecast()
+        hot, warm = (self._held(version.image, tier) - set(taken) for tier in (Tier.GPU, Tier.HOST))
+        hot_s, warm_s, cold_s = (
+            self.times.expected_s(version, kind, self._link_bytes_s)
+            for kind in (StartKind.HOT, StartKind.WARM, StartKind.COLD)
+        )
+        warm_s = max(hot_s, warm_s)
+        return StartForecast(
+            hot=len(hot), hot_s=hot_s, warm=len(warm - hot), warm_s=warm_s, cold_s=max(warm_s, cold_s)
+        )
+
+    def remaining_s(
+        self, version: FunctionVersion | None, starting: Iterable[InstanceRecord], pending: Iterable[str]
+    ) -> tuple[float, ...]:
+        """Return in how many seconds each start in progress is expected to be ready."""
+        found = []
+        kinds = {one.instance_id: one.start_kind for one in starting}
+        for instance_id in (*kinds, *pending):
+            since = self._since.setdefault(instance_id, self._now)
+            kind = kinds.get(instance_id, StartKind.WARM)
+            whole_s = 1.0 if version is None else self.times.expected_s(version, kind, self._link_bytes_s)
+            found.append(max(whole_s - (self._now - since), _LATE * whole_s))
+        return tuple(found)
+
+    def forget_starts(self, in_progress: Iterable[str]) -> None:
+        """Forget all starts but those in progress."""
+        kept = set(in_progress)
+        for instance_id in [one for one in self._since if one not in kept]:
+            del self._since[instance_id]
+
+    def _held(self, image: str | None, tier: Tier) -> set[str]:
+        if image is None:
+            return set()
+        if self._holders is None:
+            self._holders = defaultdict(set)
+            for node in self._nodes:
+                for holding in node.holdings:
+                    for one in holding.tiers:
+                        self._holders[holding.image, one].add(node.id)
+        return self._holders.get((image, tier), set())

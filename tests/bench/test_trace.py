@@ -1,0 +1,276 @@
+"""The trace experiment: which requests are sent, what its figures mean, and one short run of the whole."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from benchmarks.harness.stream_client import StreamResult
+from benchmarks.harness.traces import TraceRequest, read_trace
+from benchmarks.testbed.network import unavailable_reason
+from benchmarks.trace import command
+from benchmarks.trace.arrivals import bounds, burstiness, part_of, spread
+from benchmarks.trace.client import StreamedAnswer, TraceSent
+from benchmarks.trace.measures import Answer, Slo, cumulated, five_means, integral, quantiles
+from benchmarks.trace.modes import COMPARED, MODES
+from benchmarks.trace.plot import plot
+from benchmarks.trace.records import TraceRun, compare, five_means_of, record_of, run_of, show
+from benchmarks.trace.run import TraceResult
+from benchmarks.trace.synthetic import (
+    LENGTH_S,
+    OUTPUT_MEAN,
+    OUTPUT_MEDIAN,
+    PROMPT_MEAN,
+    PROMPT_MEDIAN,
+    RATE_PER_S,
+    SYNTHETIC,
+    synthetic_trace,
+)
+from benchmarks.trace.watch import SeenPlans, UsageSample
+from gateway.core.fixed_plan import parse_fixed_plan
+from invoker.emulated.profiles import DEVICES
+from registry.records.function import Scaling, ScalingMode
+from registry.records.live import LiveMode
+from tests.fixtures.patience import PATIENCE_S
+
+TRACE = [TraceRequest(float(second), 100 + second, 10) for second in range(0, 601, 2)]
+SLO = Slo(ttft_s=1.0, tbt_s=0.2)
+
+
+def answer(ttft_s: float, tbt_s: float | None = 0.05) -> Answer:
+    return Answer(sent_s=0.0, ttft_s=ttft_s, tbt_s=tbt_s, tokens=5, start_kind="hot")
+
+
+# --- which requests
+
+
+def test_a_part_is_timed_from_its_start_and_stays_within_its_half() -> None:
+    from_s, part = part_of(TRACE, "second", 10.0, 60.0)
+    assert from_s == 310.0 and bounds(TRACE, "second") == (300.0, 600.0)
+    assert [one.offset_s for one in part] == [2.0 * place for place in range(30)]
+    assert part[0].prompt_tokens == 410
+    for half, start in (("first", 280.0), ("whole", 590.0)):
+        with pytest.raises(ValueError, match="s, not"):
+            part_of(TRACE, half, start, 60.0)
+
+
+def test_halves_share_no_request() -> None:
+    _, first = part_of(TRACE, "first", 0.0, 300.0)
+    _, second = part_of(TRACE, "second", 0.0, 300.0)
+    assert not {one.prompt_tokens for one in first} & {one.prompt_tokens for one in second}
+    assert len(first) + len(second) == len(TRACE) - 1  # the last one begins at the very end
+
+
+def test_the_burstiest_part_is_found() -> None:
+    burst = [TraceRequest(200.0 + place / 100, 1, 1) for place in range(300)]
+    from_s, part = part_of(sorted([*TRACE, *burst], key=lambda one: one.offset_s), "first", "burst", 60.0)
+    assert from_s <= 200.0 < from_s + 60.0
+    assert burstiness([one.offset_s for one in part], 60.0) > 5 * burstiness(
+        [one.offset_s for one in TRACE], 600.0
+    )
+
+
+def test_functions_share_the_requests_unevenly_and_always_the_same_way() -> None:
+    shared = spread(TRACE, 12, seed=3)
+    assert shared == spread(TRACE, 12, seed=3) != spread(TRACE, 12, seed=4)
+    counts = [sum(one.function == place for one in shared) for place in range(12)]
+    assert counts[0] == max(counts) and sum(counts) == len(TRACE)
+    assert {one.function for one in spread(TRACE, 1, seed=3)} == {0}
+
+
+def test_the_synthetic_trace_has_the_published_moments() -> None:
+    trace = synthetic_trace(1)
+    assert trace == synthetic_trace(1) != synthetic_trace(2)
+    assert len(trace) / LENGTH_S == pytest.approx(RATE_PER_S, rel=0.15)
+    for values, mean, median in (
+        ([one.prompt_tokens for one in trace], PROMPT_MEAN, PROMPT_MEDIAN),
+        ([one.output_tokens for one in trace], OUTPUT_MEAN, OUTPUT_MEDIAN),
+    ):
+        assert sum(values) / len(values) == pytest.approx(mean, rel=0.05)
+        assert sorted(values)[len(values) // 2] == pytest.approx(median, rel=0.05)
+    azure = [one.offset_s for one in read_trace(command.TRACES["azure-conv"])]
+    assert burstiness([one.offset_s for one in trace], LENGTH_S) > 2 * burstiness(azure, LENGTH_S)
+
+
+# --- figures
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 12)), min_size=1, max_size=20))
+def test_time_is_summed_piece_by_piece(points: list[tuple[float, int]]) -> None:
+    series = sorted((at_s, float(value)) for at_s, value in points)
+    whole = integral(series, 0.0, 200.0)
+    assert whole == pytest.approx(integral(series, 0.0, 70.0) + integral(series, 70.0, 200.0))
+    assert 0 <= whole <= 200 * max(value for _, value in series) + 1e-6
+    course = [total for _, total in cumulated(series, 0.0, 200.0)]
+    assert course == sorted(course) and course[-1] == pytest.approx(whole, abs=1e-3)
+
+
+def test_attainment_counts_both_latencies_and_failures() -> None:
+    answers = [answer(0.5), answer(1.5), answer(0.5, 0.3), answer(1.0, None)]
+    assert SLO.attainment(answers) == 0.5
+    assert SLO.attainment(answers, failed=4) == 0.25 and SLO.attainment([]) == 0.0
+    assert five_means([answer(0.1, 0.02), answer(0.3, None)]) == Slo(ttft_s=1.0, tbt_s=0.1)
+
+
+def test_quantiles_have_the_least_and_the_greatest() -> None:
+    assert quantiles(range(1000), 4) == [0, 250, 500, 749, 999] and quantiles([]) == []
+
+
+def test_gaps_are_between_tokens() -> None:
+    done = StreamResult(request_id="a", sent_s=0.0, first_s=1.0, last_s=1.5, completion_tokens=3)
+    done.events_s = [1.0, 1.2, 1.5, 1.9]  # the last one holds the usage
+    assert done.gaps_s == pytest.approx([0.2, 0.3])
+    assert done.tpot_s == pytest.approx(0.25)
+
+
+def sent_trace() -> TraceSent:
+    def one(sent_s: float, first_s: float, failure: str = "") -> StreamedAnswer:
+        return StreamedAnswer(
+            sent_s=sent_s,
+            first_s=first_s,
+            last_s=first_s + 1.0,
+            tokens=6,
+            start_kind="hot",
+            failure=failure,
+            gaps_us=[200_000] * 5,
+        )
+
+    return TraceSent(
+        started_s=100.0,
+        ended_s=40.0,
+        answers=[one(0.0, 1.0), one(4.0, 14.0), one(5.0, 6.0)],
+        late_s=0.002,
+        processor_share=0.3,
+        gpu_s=60.0,
+        loading_s=2.0,
+        busy_s=40.0,
+        ledger={},
+        ledger_ok=True,
+    )
+
+
+def usage(at_s: float, allocated: int, cast_bytes: int = 0) -> UsageSample:
+    return UsageSample(at_s=at_s, allocated=allocated, ready=1, host_bytes=1000, cast_bytes=cast_bytes)
+
+
+def run_at(slower: int = 2) -> TraceRun:
+    samples = [usage(90.0, 1), usage(120.0, 2, 500), usage(130.0, 2, 700), usage(150.0, 1, 900)]
+    result = TraceResult(sent=sent_trace(), samples=samples, plans=SeenPlans(casts={"a": "tree: given"}))
+    return run_of(result, slower, scale=1000)
+
+
+def test_a_run_is_in_model_time_and_the_bytes_of_the_model() -> None:
+    run = run_at()
+    assert [one.ttft_s for one in run.answers] == [0.5, 5.0, 0.5] and run.answers[1].sent_s == 2.0
+    assert run.answers[0].tbt_s == pytest.approx(0.1) and set(run.gaps_s) == {0.1}
+    assert (run.gpu_s, run.ended_s) == (30.0, 20.0)
+    assert run.instances == [(0.0, 1), (10.0, 2)]  # what came after the window is not in it
+    assert integral(run.instances, 0.0, run.ended_s) == 30.0
+    assert run.cast_bytes == 700_000 and run.host_byte_s == 20.0 * 1000 * 1000
+    assert run.faults == [] and run.plans["casts"] == {"tree: given": 1}
+
+
+def test_a_run_says_why_it_does_not_count() -> None:
+    sent = sent_trace()
+    bad = replace(
+        sent,
+        late_s=0.012,
+        processor_share=0.9,
+        ledger_ok=False,
+        answers=[*sent.answers[:2], replace(sent.answers[2], failure="timeout")],
+    )
+    run = run_of(TraceResult(sent=bad, samples=[usage(90.0, 1)], plans=SeenPlans()), 2, 1)
+    assert run.faults == [
+        "1 requests failed, the first: timeout",
+        "the ledger is not exact",
+        "the client was 12 ms late",
+        "processors were 90% busy",
+    ]
+
+
+def test_records_and_their_picture(tmp_path: Path) -> None:
+    args = command.parse(["--trace", "azure-code", "--nodes", "4", "--modes", "hypercast,fixed-full"])
+    scenario, facts = command.scenario_of(args)
+    runs = {name: [run_at(), run_at()] for name in args.modes}
+    rows = [
+        record_of(name, found, SLO, {**command.params_of(args, scenario, MODES[name]), **facts})
+        for name, found in runs.items()
+    ]
+    five_means_of(rows, runs)
+    row = json.loads(json.dumps(rows[0]))
+    for name in (
+        *("requests", "failed", "gpu_s", "slo_attainment", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
+        *("tbt_p50_s", "tbt_p99_s", "host_byte_s", "cast_bytes", "ledger_ok", "client_late_p99_s"),
+    ):
+        assert row[name] is not None, name
+    assert row["instances"] == [[0.0, 1], [10.0, 2]] and row["counts"] and row["requests"] == 6
+    assert row["slo_attainment"] == pytest.approx(2 / 3) and row["slo_5x"]["of"] == "fixed-full"
+    assert row["params"]["live"] == "auto" and row["params"]["late_s"]["hop_s"] <= 0.2e-3
+    assert row["params"]["prompts_capped"] > 0  # the model's context is shorter than the code trace's prompts
+    assert "SLO 0.667" in show(rows[0])
+    assert compare(rows) == [
+        "  hypercast vs fixed-full: +0.0% GPU time, P90 TTFT 1.00 times sooner, SLO 0.667 vs 0.667"
+    ]
+    plot(rows, tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+# --- modes
+
+
+def test_every_mode_configures_the_platform() -> None:
+    assert list(COMPARED) == [
+        *("hypercast", "serverlessllm", "serverlessllm-allcache", "faasnet", "nccl", "blitzscale"),
+        *("fixed-full", "fixed-half", "ideal"),
+    ]
+    scenario, _ = command.scenario_of(command.parse(["--minutes", "1", "--slower", "2"]))
+    for mode in MODES.values():
+        assert mode.device in DEVICES and not (mode.planner and mode.own_disk)
+        assert mode.description and (mode.share is None or mode.cached)
+        if mode.planner:
+            parse_fixed_plan(mode.planner)
+        settings = scenario.scaling(mode)
+        Scaling(**settings | {"live": LiveMode(settings["live"]), "policy": ScalingMode(settings["policy"])})
+    assert MODES["fixed-half"].instances(8) == 4 and MODES["hypercast"].instances(8) is None
+    assert scenario.scaling(MODES["hypercast"])["ttft_target_s"] == 2.0
+    policies = {json.dumps(scenario.scaling(mode)["scale_down_delay_s"]) for mode in MODES.values()}
+    assert policies == {"4.0"}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--trace", "nothing.csv"], ["--minutes", "90"], ["--half", "first", "--start", "1740"]]
+)
+def test_what_the_trace_does_not_have_is_refused(argv: list[str]) -> None:
+    with pytest.raises((ValueError, OSError)):
+        command.scenario_of(command.parse(argv))
+
+
+def test_the_synthetic_trace_is_labelled() -> None:
+    args = command.parse(["--trace", SYNTHETIC, "--minutes", "1"])
+    scenario, _ = command.scenario_of(args)
+    assert command.params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
+
+
+# --- the whole
+
+
+def test_a_short_trace_is_sent_to_a_platform_in_the_testbed(tmp_path: Path) -> None:
+    if reason := unavailable_reason():
+        pytest.skip(f"no testbed here: {reason}")
+    trace, out = tmp_path / "t.csv", tmp_path / "t.json"
+    rows = "".join(f"{place / 10},{200 + place},4\n" for place in range(20))
+    trace.write_text(f"seconds,prompt_tokens,output_tokens\n{rows}")
+    options = ("--trace", trace, "--minutes", "0.1", "--speedup", "1", "--nodes", "2", "--slower", "1")
+    more = ("--tail", "0.5", "--modes", "hypercast", "--json", out)
+    command_line = [sys.executable, "-m", "benchmarks.trace", *map(str, (*options, *more))]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(out.read_text())
+    assert (row["requests"], row["failed"], row["ledger_ok"]) == (20, 0, True)
+    assert 0 < row["gpu_s"] <= 2 * row["window_s"]
+    assert integral(row["instances"], 0.0, row["window_s"]) == pytest.approx(row["gpu_s"], rel=0.2)
