@@ -1,4 +1,4 @@
-"""The requests of a simulation: a cut of a trace, or days made of it for many functions (pure).
+"""The requests of days that are made of a trace, for many functions (pure).
 
 A day repeats the trace, each time with the rate of that time of day: a cosine between `_NIGHT` and its peak
 at `_PEAK_H`, with a mean of 1. A factor of 2.3 means that each request comes twice, and with a chance of 0.3
@@ -18,34 +18,16 @@ _NIGHT = 0.4
 _PEAK_H = 14.0
 _ZONE_H = 2.0  # the standard deviation of functions' time zones
 _JITTER_S = 2.0
-HALVES = ("whole", "first", "second")
 
 Floats = NDArray[np.float64]
 
 
-def cut(
-    trace: Sequence[TraceRequest], *, start_s: float, seconds: float, speedup: float, context: int
-) -> list[TraceRequest]:
-    """Return the requests in `[start_s, start_s + seconds)` of the trace, sped up, from 0 on."""
-    inside = [one for one in trace if start_s <= one.offset_s < start_s + seconds]
-    trimmed = trim_to_context(inside, context).arrivals
-    return [
-        TraceRequest((one.offset_s - start_s) / speedup, one.prompt_tokens, one.output_tokens)
-        for one in trimmed
-    ]
-
-
-def half(trace: Sequence[TraceRequest], name: str) -> list[TraceRequest]:
-    """Return the `first` or `second` half of the trace by time, from 0 on; all of it for `whole`."""
-    middle_s = trace[-1].offset_s / 2
-    if name == "first":
-        return [one for one in trace if one.offset_s < middle_s]
-    begin_s = middle_s if name == "second" else 0.0
-    return [
-        TraceRequest(one.offset_s - begin_s, one.prompt_tokens, one.output_tokens)
-        for one in trace
-        if one.offset_s >= begin_s
-    ]
+def each_function(requests: Sequence[TraceRequest], functions: int) -> list[list[TraceRequest]]:
+    """Return the requests of each function."""
+    found: list[list[TraceRequest]] = [[] for _ in range(functions)]
+    for one in requests:
+        found[one.function].append(one)
+    return found
 
 
 def daily_factor(at_s: float) -> float:

@@ -5,7 +5,7 @@ in simulated time. Step times are those of the emulated profile, casts last as l
 predict; each start and each decision cost the platform's own time besides (--start-ms, --react-ms). A node
 runs one instance; links are not shared between casts, and nodes do not serve while they load. With --hours
 the trace is repeated for so many hours with the rates of a day, for each of --functions with a part of --rate
-(Zipf); without, a cut of it is replayed as it is, for one function.
+(Zipf); without, it is sent as by benchmarks.trace, of which the options have the same names and defaults.
 
 Modes, all with the same policy and targets:
 hypercast               casts by the planner that the platform chooses
@@ -18,18 +18,20 @@ ideal                   loading takes no time
 
 One record per mode with the fields of benchmarks.trace where they apply; `is_simulated` is true, `wall_s` is
 how long the simulation took, `decide_us` the policy's mean time. --against takes records of processes and
-simulates their settings; `gpu_s_ratio` is simulated over measured GPU time.
+simulates their settings; `gpu_s_ratio` is simulated over measured GPU time. `tbt` percentiles are of the
+requests' means.
 
 examples:
   python -m benchmarks.trace_sim --trace azure-conv --half first --minutes 10 --nodes 8 --json s.json
-  python -m benchmarks.trace_sim --hours 24 --nodes 1000 --functions 200 --rate 20 --json day.json
+  python -m benchmarks.trace_sim --hours 24 --nodes 1000 --functions 200 --rate 5 --min-instances 0 \\
+      --keep-alive 60 --host-ttl 3600 --json day.json
   python -m benchmarks.trace_sim --against benchmarks/results/trace.json --json compared.json
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
-from math import inf
 from pathlib import Path
 
 from benchmarks.harness.arguments import (
@@ -40,21 +42,18 @@ from benchmarks.harness.arguments import (
     some_of,
 )
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.processes import ROOT
 from benchmarks.harness.records import Record, all_but, describe_run, recording
-from benchmarks.harness.traces import InvalidTrace, TraceRequest, read_trace
+from benchmarks.harness.traces import InvalidTrace, TraceRequest, trim_to_context
 from benchmarks.scaleout.scenarios import add_emulated, parse_emulated
+from benchmarks.trace.arrivals import BURST, HALVES, bounds, part_of, spread
+from benchmarks.trace.command import TRACES, trace_of
+from benchmarks.trace.synthetic import SYNTHETIC
 from benchmarks.trace_sim.against import compared, measured
-from benchmarks.trace_sim.arrivals import HALVES, DayTrace, cut, half, zipf_weights
+from benchmarks.trace_sim.arrivals import DayTrace, each_function, zipf_weights
 from benchmarks.trace_sim.modes import MODES
 from benchmarks.trace_sim.simulation import SimulatedRun, SimulationSettings, simulate
 from benchmarks.trace_sim.starts import Overheads
 from registry.records.function import Scaling, ScalingMode
-
-TRACES = {
-    name: ROOT / "benchmarks" / "data" / f"azure-llm-2023-{name[6:]}.csv.gz"
-    for name in ("azure-conv", "azure-code")
-}
 
 
 def run(args: argparse.Namespace, mode: str) -> Record:
@@ -91,25 +90,26 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         host_images=args.host_images,
         host_ttl_s=args.host_ttl,
         keeps_gpu=not args.release_gpu,
+        kv_tokens=args.kv_tokens,
     )
 
 
 def arrivals_of(args: argparse.Namespace) -> tuple[list[Iterator[TraceRequest]], float]:
     """Return the requests of each function, and the end of the run."""
-    trace = half(read_trace(TRACES.get(args.trace) or Path(args.trace)), args.half)
-    context = args.profile.model.context
-    if not args.hours:
-        seconds = args.minutes * 60 if args.minutes else inf
-        requests = cut(trace, start_s=args.start, seconds=seconds, speedup=args.speedup, context=context)
-        if not requests:
-            raise ValueError(f"the trace has no requests after {args.start:g} s")
-        return [iter(requests)], requests[-1].offset_s + args.tail
-    day = DayTrace.of(trace, context)
-    rate = args.rate or day.rate * args.speedup
-    return [
-        day.arrivals(function=number, rate=rate * weight, hours=args.hours, seed=args.seed)
-        for number, weight in enumerate(zipf_weights(args.functions))
-    ], args.hours * 3600
+    trace, context = trace_of(args), args.profile.model.context
+    if args.hours:
+        begin_s, end_s = bounds(trace, args.half)
+        day = DayTrace.of(part_of(trace, args.half, 0.0, end_s - begin_s)[1], context)
+        rate = args.rate or day.rate * args.speedup
+        return [
+            day.arrivals(function=number, rate=rate * weight, hours=args.hours, seed=args.seed)
+            for number, weight in enumerate(zipf_weights(args.functions))
+        ], args.hours * 3600
+    _, part = part_of(trace, args.half, args.start, 60 * args.minutes)
+    timed = [replace(one, offset_s=one.offset_s / args.speedup) for one in part]
+    requests = trim_to_context(spread(timed, args.functions, args.seed), context).arrivals
+    own = each_function(requests, args.functions)
+    return [iter(one) for one in own], requests[-1].offset_s + args.tail
 
 
 def record_of(args: argparse.Namespace, mode: str, done: SimulatedRun) -> Record:
@@ -158,8 +158,6 @@ def show(row: Record) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     args = parse_emulated(parser, argv)
-    if args.functions > 1 and not args.hours:
-        parser.error("--functions needs --hours")
     with recording(
         "trace_sim", json=args.json, show=show, failures=(InvalidTrace, OSError, ValueError)
     ) as out:
@@ -179,16 +177,20 @@ def rows(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[
         yield compared(run(one, row.name), row)
 
 
+def _start(text: str) -> float | str:
+    return text if text == BURST else not_negative(text)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = benchmark_parser("benchmarks.trace_sim", __doc__)
     add = parser.add_argument
-    add("--trace", default="azure-conv", help=f"{', '.join(TRACES)}, or a CSV file")
-    add("--half", choices=HALVES, default="whole", help="the part of the trace, by time")
-    add("--start", type=not_negative, default=0.0, metavar="S", help="begin so late in the trace")
-    add("--minutes", type=positive, help="replay so much of it (default all)")
+    add("--trace", default="azure-conv", help=f"{', '.join((*TRACES, SYNTHETIC))}, or a CSV")
+    add("--half", choices=HALVES, default="whole", help="the half of the trace, by time")
+    add("--start", type=_start, default=0.0, help="second of the half, or `burst` where it is burstiest")
+    add("--minutes", type=positive, default=5.0, help="minutes of the trace, without --hours")
     add("--speedup", type=positive, default=1.0, help="divide the times between requests by this")
     add("--hours", type=positive, help="repeat the trace for so many hours of a day")
-    add("--functions", type=at_least(1), default=1, help="functions, with --hours")
+    add("--functions", type=at_least(1), default=1, help="functions that share the requests")
     add("--rate", type=positive, help="mean requests a second of all functions (default the trace's)")
     add("--nodes", type=at_least(1), default=8, help="nodes with one instance each")
     add("--mode", type=some_of(MODES), default="hypercast", help="of these modes")
@@ -196,18 +198,19 @@ def make_parser() -> argparse.ArgumentParser:
     add("--ttft-target", type=positive, default=1.0, metavar="S", help="target time to first token")
     add("--tbt-target", type=positive, default=0.2, metavar="S", help="target time between tokens")
     add("--scale-down-delay", type=positive, default=2.0, metavar="S", help="of the load policy")
-    add("--keep-alive", type=not_negative, default=60.0, metavar="S", help="of idle instances")
-    add("--target-concurrency", type=at_least(1), default=8, help="of the concurrency policy")
-    add("--min-instances", type=at_least(0), default=0, help="of each function")
+    add("--keep-alive", type=not_negative, default=2.0, metavar="S", help="of idle instances")
+    add("--target-concurrency", type=at_least(1), default=32, help="of the concurrency policy")
+    add("--min-instances", type=at_least(0), default=1, help="of each function")
     add("--max-instances", type=at_least(1), help="of each function (default all nodes)")
-    add("--tail", type=not_negative, default=0.0, metavar="S", help="go on so long after the last arrival")
+    add("--tail", type=not_negative, default=10.0, metavar="S", help="go on so long after the last arrival")
+    add("--kv-tokens", type=at_least(1), help="of an instance (default by the accelerator's memory)")
     add("--host-images", type=at_least(1), default=10, help="images that fit into a host's memory")
-    add("--host-ttl", type=not_negative, default=3600.0, metavar="S", help="how long hosts keep unused ones")
+    add("--host-ttl", type=not_negative, default=15.0, metavar="S", help="how long hosts keep unused ones")
     add("--release-gpu", action="store_true", help="accelerators keep no image without an instance")
     add("--start-ms", type=not_negative, default=50.0, help="the platform's own time of a start")
     add("--react-ms", type=not_negative, default=50.0, help="from a change of the load to the decision")
     add("--call-ms", type=not_negative, default=5.0, help="the platform's own time of a first token")
-    add("--seed", type=int, default=1, help="equal seeds give equal figures")
+    add("--seed", type=int, default=0, help="equal seeds give equal figures")
     add("--against", type=Path, help="simulate the settings of these records of benchmarks.trace")
     add_emulated(parser, slower=1)
     return parser

@@ -29,7 +29,8 @@ class SimulationSettings:
     """What is simulated.
 
     `host_images` fit into a host's memory, for `host_ttl_s` after their last use. With `keeps_gpu` an
-    accelerator keeps the image of its last instance.
+    accelerator keeps the image of its last instance. `kv_tokens` fit into an instance's KV cache (None: what
+    the accelerator has room for).
     """
 
     profile: Profile
@@ -40,6 +41,7 @@ class SimulationSettings:
     host_images: int
     host_ttl_s: float
     keeps_gpu: bool = True
+    kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ def simulate(
         host_ttl_s=settings.host_ttl_s,
         keeps_gpu=settings.keeps_gpu,
     )
-    each = min(kv_tokens(profile), MIN_SEQUENCES * TYPICAL_TOKENS)
+    each = settings.kv_tokens or min(kv_tokens(profile), MIN_SEQUENCES * TYPICAL_TOKENS)
     figures = RunFigures(scaling=scaling, call_s=settings.overheads.call_s)
     platform = SimulatedPlatform(
         functions=[
