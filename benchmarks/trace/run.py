@@ -63,6 +63,15 @@ class TraceScenario:
         links = self.profile.links
         return 1 / (1 / links.disk - 1 / links.host) / self.device.scale / self.slower
 
+    @property
+    def arena_bytes(self) -> int:
+        """An accelerator's memory, so that an instance has the KV cache of one which it has for itself.
+
+        An instance takes half of the free memory, and leaves the rest to other functions.
+        """
+        usable = 0.9 * self.profile.gpus * self.profile.gpu.memory_bytes / self.device.scale
+        return int(self.bundle.image_bytes + 2 * (usable - self.bundle.image_bytes))
+
     def scaling(self, mode: TraceMode) -> dict[str, Any]:
         """Return the function's scaling settings, in time of the machine."""
         fixed, slower = mode.instances(self.nodes), self.slower
@@ -107,7 +116,8 @@ def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenari
     }
     if mode.own_disk:
         how |= {"store": str(platform.store), "disk_bytes_s": scenario.disk_bytes_s}
-    platform.start_nodes(range(scenario.nodes), scenario.bundle.image_bytes, "--device", device, **how)
+    options = ("--device", device, "--gpu-memory", f"{scenario.arena_bytes}B")
+    platform.start_nodes(range(scenario.nodes), scenario.bundle.image_bytes, *options, **how)
     platform.in_testbed(lambda client: _place(client, mode, scenario))
     order = SendTrace(
         functions=list(scenario.functions),
