@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.traces import TraceRequest
 from benchmarks.scaleout.profiles import PROFILES, find_profile
-from benchmarks.trace_sim.arrivals import DayTrace, cut, daily_factor, half, zipf_weights
+from benchmarks.trace.command import params_of, parse, scenario_of
+from benchmarks.trace.modes import MODES as TRACE_MODES
+from benchmarks.trace_sim.arrivals import DayTrace, daily_factor, zipf_weights
 from benchmarks.trace_sim.cluster import SimulatedCluster, StartTier
 from benchmarks.trace_sim.command import main
 from benchmarks.trace_sim.instance import EngineModel, SimulatedCall, SimulatedInstance
@@ -278,22 +280,12 @@ def test_a_day_has_its_rate_and_its_hours() -> None:
     assert sum(zipf_weights(50)) == pytest.approx(1)
 
 
-def test_halves_and_cuts_begin_at_zero() -> None:
-    trace = [TraceRequest(float(at), 5000, 5) for at in range(101)]
-    first, second = half(trace, "first"), half(trace, "second")
-    assert len(first) + len(second) == len(half(trace, "whole")) == 101
-    assert first[0].offset_s == second[0].offset_s == 0
-    made = cut(second, start_s=10, seconds=20, speedup=2, context=4096)
-    assert [one.offset_s for one in made] == [at / 2 for at in range(20)]
-    assert {one.prompt_tokens for one in made} == {4091}
-
-
 # --- the command
 
 
-def test_records_have_the_fields_of_a_trace_and_are_compared(tmp_path: Path) -> None:
-    file, compared = tmp_path / "a.json", tmp_path / "b.json"
-    options = ["--half", "first", "--minutes", "0.5", "--nodes", "4", "--min-instances", "1"]
+def test_records_have_the_fields_of_a_trace(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    options = ["--half", "first", "--minutes", "0.5", "--nodes", "4", "--speedup", "1", "--functions", "2"]
     main([*options, "--mode", "hypercast,fixed-half", "--json", str(file)])
     rows = json.loads(file.read_text())
     assert [row["name"] for row in rows] == ["hypercast", "fixed-half"] and "run" in rows[0]
@@ -301,9 +293,19 @@ def test_records_have_the_fields_of_a_trace_and_are_compared(tmp_path: Path) -> 
         assert row["is_simulated"] and row["failed"] == 0 and row["requests"] > 50 and row["gpu_s"] > 10
         assert row["ttft_p50_s"] <= row["ttft_p90_s"] <= row["ttft_p99_s"] and row["tbt_p50_s"] > 0
         assert row["host_byte_s"] > 0 and row["instances"][0][0] == 0 and row["params"]["nodes"] == 4
-    main(["--against", str(file), "--json", str(compared)])
-    assert [row["gpu_s_ratio"] for row in json.loads(compared.read_text())] == [1.0, 1.0]
-    with pytest.raises(SystemExit):
-        main(["--functions", "2"])
     with pytest.raises(SystemExit):
         main(["--trace", str(tmp_path / "none.csv")])
+
+
+def test_measured_settings_are_simulated(tmp_path: Path) -> None:
+    args = parse(["--half", "first", "--minutes", "0.5", "--nodes", "6", "--slower", "2", "--tail", "3"])
+    measured_file, file = tmp_path / "measured.json", tmp_path / "compared.json"
+    params = params_of(args, scenario_of(args)[0], TRACE_MODES["ideal"])
+    measured_file.write_text(json.dumps([{"name": "ideal", "params": params, "gpu_s": 10.0}]))
+    main(["--against", str(measured_file), "--json", str(file)])
+    (row,) = json.loads(file.read_text())
+    assert row["name"] == "ideal" and row["gpu_s_ratio"] == pytest.approx(row["gpu_s"] / 10, rel=1e-3)
+    assert [row["params"][name] for name in ("nodes", "slower", "speedup", "tail")] == [6, 2, 4.0, 3.0]
+    assert row["params"]["emulated"] == "h800-llama2-13b" and row["requests"] == len(
+        scenario_of(args)[0].arrivals
+    )
