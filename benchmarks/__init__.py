@@ -25,5 +25,6 @@
 - `tables`: writes the documents' figures from `results`
 - `testbed`: several hosts on one machine
 - `trace`: GPU time, latency and SLO on a bursty trace, by way of scaling out
+- `trace_sim`: the same for a day at a thousand nodes, simulated
 - `zigzag`: an overloaded instance helped by a loading node
 """
