@@ -1,7 +1,8 @@
 """The simulated platform: arrivals, admission, scaling decisions, starts and stops in simulated time (pure).
 
-The scaling policy is the platform's own. Its planner would take tens of milliseconds a step for a thousand
-nodes (`command`), so placement is that of `cluster`. A decision follows a change of the load after
+The scaling policy is the platform's own. Its planner takes 16 ms a step for 200 quiet functions on a thousand
+nodes, and 295 ms with 47 starts: six hours for the 1.4 million decisions of a day. So placement is that of
+`cluster`. A decision follows a change of the load after
 `Overheads.react_s`, as reports are batched; all changes until then share it.
 """
 
