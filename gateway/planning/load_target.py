@@ -31,10 +31,10 @@ class LoadTargetSettings:
     cache, times `margin`, fit without it. `kv_share` of a KV cache is used.
     """
 
-    budget: float = 0.5
+    budget: float = 0.35
     rush: float = 1.0
-    busy: float = 0.75
-    margin: float = 1.1
+    busy: float = 0.9
+    margin: float = 1.2
     kv_share: float = 0.95
 
 
@@ -106,7 +106,7 @@ class LoadTarget:
         if not capacity.prefill_tokens_s:
             reason = f"{calls} calls at {target} each, as no instance was seen at work yet"
             return Need(instances=math.ceil(calls / target), reason=reason)
-        needs = [self._prefill(load, trend), self._batch(load), self._kv(load)]
+        needs = [self._prefill(load, trend), self._batch(load, trend), self._kv(load, trend)]
         most = max(needs, key=lambda need: need.instances)
         if uncounted >= most.instances:
             return Need(instances=uncounted, reason=f"{load.tokens.uncounted} calls at {target} each")
@@ -141,43 +141,51 @@ class LoadTarget:
             f"target {_seconds(load.scaling.ttft_target_s)}",
         )
 
-    def _batch(self, load: FunctionLoad) -> Need:
+    def _batch(self, load: FunctionLoad, trend: Trend) -> Need:
         """Return the number for the sequences: their decode steps within the target, and the slots."""
         calls, tbt_s = load.in_flight + load.held, load.scaling.tbt_target_s
         decodes = max(1, load.capacity.max_decodes(tbt_s))
         count = 0 if math.isinf(decodes) else math.ceil(calls / int(decodes))
         reason = f"{calls} sequences, {decodes:.0f} each within {_seconds(tbt_s)} a token"
-        slots = self._shared(load, calls, load.capacity.slots)
+        slots = self._shared(load, trend, calls, load.capacity.slots)
         if slots > count:
             count, reason = slots, f"{calls} calls, {load.capacity.slots} slots each"
         return Need(instances=count, reason=reason)
 
-    def _kv(self, load: FunctionLoad) -> Need:
+    def _kv(self, load: FunctionLoad, trend: Trend) -> Need:
         """Return the number for the KV cache of all calls."""
         capacity = load.capacity
         each = int(capacity.kv_tokens * self._settings.kv_share)
-        count = self._shared(load, load.tokens.kv_tokens, each)
+        count = self._shared(load, trend, load.tokens.kv_tokens, each)
         if each and load.ready and capacity.kv_used_tokens > load.ready * each:
             count = max(count, math.ceil(capacity.kv_used_tokens / each))
         return Need(
             instances=count, reason=f"{load.tokens.kv_tokens} tokens of KV cache, {capacity.kv_tokens} each"
         )
 
-    def _shared(self, load: FunctionLoad, amount: int, each: int) -> int:
+    def _shared(self, load: FunctionLoad, trend: Trend, amount: int, each: int) -> int:
         """Return the number for an amount of something that calls hold for their time on an instance.
 
-        What is too much waits until others end, so that a little too much waits shortly.
+        What is too much waits until others end, so that a little too much waits shortly. While a further
+        instance starts, calls arrive and others end.
         """
-        service_s = load.tokens.service_s
+        service_s, calls = load.tokens.service_s, load.in_flight + load.held
         if not each:
             return 0
         budget_s = self._settings.budget * load.scaling.ttft_target_s
-        patience = 1.0 if service_s is None else (service_s + budget_s) / max(service_s, 1e-6)
+        patience, further = 1.0, load.held
+        soon = float(amount)
+        if service_s is not None:
+            service_s, next_s = max(service_s, 1e-6), load.starts.next_s
+            patience = (service_s + budget_s) / service_s
+            arriving = trend.arriving(next_s) / load.tokens.prompt_tokens
+            soon = max(soon, soon * (1 + arriving / calls - min(1.0, next_s / service_s)))
+            further += math.ceil(arriving)
         present = math.ceil(amount / each)
         if not load.live:
-            return present
-        wanted = math.ceil(amount / each / patience)
-        return min(present, max(wanted, min(present, load.live)), load.live + load.held)
+            return math.ceil(soon / each / patience)
+        wanted = math.ceil(soon / each / patience)
+        return max(min(present, load.live), min(wanted, load.live + further))
 
     # --- down
 
@@ -186,16 +194,23 @@ class LoadTarget:
         settings, capacity, calls = self._settings, load.capacity, load.in_flight + load.held
         if not capacity.prefill_tokens_s:
             return 0
-        rates = [trend.short / (capacity.prefill_tokens_s * settings.busy)]
-        decodes = capacity.max_decodes(load.scaling.tbt_target_s)
-        rates.append(calls * settings.margin / max(1.0, decodes))
+        shares = [calls / max(1.0, capacity.max_decodes(load.scaling.tbt_target_s))]
         if capacity.kv_tokens:
-            each = capacity.kv_tokens * settings.kv_share
-            rates.append(max(load.tokens.kv_tokens, capacity.kv_used_tokens) * settings.margin / each)
+            used = max(load.tokens.kv_tokens, capacity.kv_used_tokens)
+            shares.append(used / (capacity.kv_tokens * settings.kv_share))
         if capacity.slots:
-            rates.append(calls * settings.margin / capacity.slots)
+            shares.append(calls / capacity.slots)
+        prompts = trend.short / (capacity.prefill_tokens_s * settings.busy)
+        held = max(shares) * settings.margin
         # What was a full instance may leave a trace in an average, but needs none.
-        return math.ceil(max(rates) - 0.05)
+        count = math.ceil(max(prompts, held) - 0.05)
+        # With fewer instances each has more sequences, so its steps and all calls take longer.
+        while 1 <= count < load.ready:
+            longer = capacity.step_s(calls / count) / capacity.step_s(calls / load.ready)
+            if max(prompts, held) * longer <= count:
+                break
+            count += 1
+        return count
 
     def _rate_falls_at(self, load: FunctionLoad, trend: Trend, desired: int) -> list[float]:
         """Return when, without further calls, the rate of arrivals will need one instance less."""

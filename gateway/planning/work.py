@@ -59,6 +59,14 @@ class InstanceCapacity:
     slots: int = 0
     kv_used_tokens: int = 0
 
+    def step_s(self, sequences: float) -> float:
+        """Return the time of a step of so many sequences, on a line through those seen; 1 if none was."""
+        if not self.decode_steps:
+            return 1.0
+        (least, low_s), (most, high_s) = self.decode_steps[0], self.decode_steps[-1]
+        slope_s = max(0.0, (high_s - low_s) / (most - least)) if most > least else 0.0
+        return max(1e-6, low_s + slope_s * max(0.0, sequences - least))
+
     def max_decodes(self, tbt_s: float) -> float:
         """Return the number of sequences whose steps take `tbt_s`; infinite where nothing bounds it.
 

@@ -4,6 +4,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ def load(
     capacity: InstanceCapacity = CAPACITY,
     starts: StartForecast = StartForecast(cold_s=0.5),  # noqa: B008 (frozen)
     service_s: float | None = 4.0,
-    **scaling: float | None,
+    **scaling: Any,
 ) -> FunctionLoad:
     return FunctionLoad(
         in_flight=running,
@@ -40,7 +41,7 @@ def load(
         ready=ready,
         starting=starting,
         nodes=nodes,
-        scaling=Scaling(policy=ScalingMode.LOAD, **scaling),  # type: ignore[arg-type]
+        scaling=Scaling(policy=ScalingMode.LOAD, **scaling),
         tokens=TokenLoad(
             held_tokens=held * PROMPT,
             kv_tokens=(held + running) * (PROMPT + OUTPUT),
@@ -61,11 +62,11 @@ def decide(now: float, step: FunctionLoad, state: PolicyState | None = None) -> 
 
 
 def test_several_instances_in_one_step_by_what_waits() -> None:
-    assert decide(0, load(held=8)).desired == 1  # 0.4 s of work within half a second
-    assert decide(0, load(held=40, starts=StartForecast(hot=9, hot_s=0.0))).desired == 4  # 2 s of it
-    burst = decide(0, load(held=100, starts=StartForecast(hot=11, hot_s=0.0)))
+    assert decide(0, load(held=7)).desired == 1  # 0.35 s of work, within a third of the target
+    assert decide(0, load(held=40, starts=StartForecast(hot=9, hot_s=0.0))).desired == 6  # 2 s of it
+    burst = decide(0, load(held=70, starts=StartForecast(hot=11, hot_s=0.0)))
     assert burst.desired == 10
-    assert "100000 prompt tokens wait at 20000/s each: a wait of 5 s, target 1 s" in burst.reason
+    assert "70000 prompt tokens wait at 20000/s each: a wait of 3.5 s, target 1 s" in burst.reason
 
 
 def test_instances_that_start_count_and_are_not_started_again() -> None:
@@ -119,7 +120,7 @@ def test_a_call_of_a_gateway_that_reports_no_tokens_counts_by_the_concurrency() 
 
 
 def test_down_after_the_delay_and_the_last_one_after_keep_alive() -> None:
-    settings = {"scale_down_delay_s": 0.5, "keep_alive_s": 30.0}
+    settings: dict[str, Any] = {"scale_down_delay_s": 0.5, "keep_alive_s": 30.0}
     decision = decide(0, load(running=1, ready=4, **settings))
     assert (decision.desired, decision.next_at) == (4, 0.5)
     decision = decide(0.5, load(running=1, ready=4, **settings), decision.state)
@@ -137,7 +138,7 @@ def test_a_need_within_the_window_keeps_what_it_needed() -> None:
         decision = decide(at, load(held=held, running=1, ready=3, starts=StartForecast(cold_s=0.1)), state)
         state = decision.state
         seen.append(decision.desired)
-    assert seen == [3, 3, 3, 3, 1]
+    assert seen == [3, 4, 3, 3, 1]
 
 
 def test_an_operators_number_and_sleep() -> None:
@@ -268,6 +269,7 @@ class Model:
     start_s: float = 0.6
     delay_s: float = 2.0
     even: bool = False
+    capacity: InstanceCapacity = CAPACITY
     seed: int = 1
     now: float = 0.0
     ready: list[float] = field(default_factory=lambda: [0.0])  # when each has run its prompts
@@ -287,7 +289,7 @@ class Model:
 
         arrival = self.now + gap()
         while self.now < until:
-            self.now += 0.05
+            self.now += 0.1
             while arrival <= self.now:
                 self.queue.append(arrival)
                 self.arrived += 1
@@ -302,10 +304,15 @@ class Model:
         self.ready.sort()
         while self.queue and self.ready and self.ready[0] <= self.now:
             free_s = max(self.ready[0], self.queue[0])
-            self.ready[0] = free_s + PROMPT / CAPACITY.prefill_tokens_s
+            self.ready[0] = free_s + PROMPT / self.capacity.prefill_tokens_s
             self.waits.append(self.ready[0] - self.queue.popleft())
-            self.ends.append(self.ready[0] + 4.0)
+            self.ends.append(self.ready[0] + self.service_s)
             self.ready.sort()
+
+    @property
+    def service_s(self) -> float:
+        """The time of all tokens of a call: longer, the more sequences an instance has."""
+        return OUTPUT * self.capacity.step_s(len(self.ends) / len(self.ready))
 
     def _decide(self) -> None:
         step = load(
@@ -314,6 +321,8 @@ class Model:
             ready=len(self.ready),
             starting=len(self.starting),
             arrived=self.arrived,
+            capacity=self.capacity,
+            service_s=self.service_s,
             starts=StartForecast(cold_s=self.start_s),
             scale_down_delay_s=self.delay_s,
         )
@@ -342,8 +351,19 @@ def test_a_constant_load_of_ten_minutes_settles_and_meets_the_target(
     print(even, rate, delay_s, "changes", changes, sum(seen) / len(seen), "max wait", max(model.waits))
     within = sum(wait <= 1.0 for wait in model.waits) / len(model.waits)
     # At random the KV cache of the calls in flight is now and then just too small, and soon too large.
-    assert changes <= (0 if even else 10)
+    assert changes <= (0 if even else 20)
     assert within > 0.999
-    kv_tokens = rate * 4.0 * (PROMPT + OUTPUT)
+    kv_tokens = rate * model.service_s * (PROMPT + OUTPUT)
     least = max(rate * PROMPT / CAPACITY.prefill_tokens_s, kv_tokens / CAPACITY.kv_tokens)
     assert sum(seen) / len(seen) <= least / 0.7 + 1
+
+
+@pytest.mark.parametrize("rate", [6.0, 7.0, 8.0, 9.0, 12.0])
+def test_longer_steps_with_fewer_instances_do_not_make_it_oscillate(rate: float) -> None:
+    """Of the KV cache for the sequences of one instance a second one seems not to need its own."""
+    slower = replace(CAPACITY, prefill_tokens_s=13_000.0, decode_steps=((1, 0.013), (24, 0.028)))
+    model = Model(rate=rate, even=True, capacity=replace(slower, kv_tokens=28_000))
+    model.run(30.0)
+    settled = len(model.desired)
+    model.run(200.0)
+    assert len(set(model.desired[settled:])) == 1
