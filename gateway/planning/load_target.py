@@ -71,6 +71,9 @@ class LoadTarget:
         idle_since = None if calls or load.starting else now if trend.idle_since is None else trend.idle_since
         trend = replace(trend, idle_since=idle_since)
 
+        if state.trend is None and load.starting and not (asleep or state.cut):
+            # Another controller started these, perhaps on an operator's request: complete that.
+            state = replace(state, floor=max(state.floor, load.live))
         floor, floor_until = floor_of(load, state, now)
         desired, reason = clamp(need.instances, low, load.cap), need.reason
         times = [] if floor_until is None else [floor_until]

@@ -131,6 +131,17 @@ def test_down_after_the_delay_and_the_last_one_after_keep_alive() -> None:
     assert decide(40, load(ready=1, **settings), idle.state).desired == 0
 
 
+def test_starts_of_an_earlier_controller_are_completed_and_kept_as_if_they_were_its_own() -> None:
+    found = decide(0.0, load(ready=1, starting=4))
+    assert found.desired == 5
+    later = decide(10.0, load(ready=1, starting=4), found.state)
+    assert later.desired == 5
+    ready = decide(20.0, load(ready=5), later.state)
+    assert ready.desired == 5
+    assert decide(79.9, load(ready=5), ready.state).desired == 5  # for keep_alive, a minute
+    assert decide(80.1, load(ready=5), ready.state).desired < 5
+
+
 def test_a_need_within_the_window_keeps_what_it_needed() -> None:
     state = PolicyState()
     seen = []
