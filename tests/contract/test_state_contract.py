@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from registry.codec import decode
 from registry.config.secrets import new_api_key
 from registry.errors import InvalidRecord, NewerSchema, NotFound
 from registry.records.api_key import KeyRole
@@ -17,7 +18,8 @@ from registry.records.change import (
     ScaleTarget,
     VersionLoad,
 )
-from registry.records.function import Scaling
+from registry.records.function import Scaling, ScalingMode
+from registry.records.scaling import ScalingInputs, ScalingRecord
 from registry.records.schema import SCHEMA
 from registry.state import ClusterConfig, State
 from tests.fixtures.registry_records import draft, instance, node
@@ -173,3 +175,30 @@ async def test_keys_are_stored_listed_and_revoked(state: State):
     assert (await state.key(key.id)).revoked_at == 1.0
     with pytest.raises(NotFound):
         await state.key("none")
+
+
+async def test_the_last_scaling_decision_of_a_function_is_kept(state: State):
+    inputs = ScalingInputs(in_flight=3, held=2, ready=1, starting=0, queued_prompt_tokens=900)
+    record = ScalingRecord(
+        function="tiny",
+        version=1,
+        policy=ScalingMode.LOAD,
+        desired=2,
+        reason="900 tokens wait",
+        at=7.0,
+        inputs=inputs,
+    )
+    assert await state.scaling_record("tiny") is None
+    await state.put_scaling_record(record)
+    later = replace(record, desired=1, at=9.0)
+    await state.put_scaling_record(replace(record, function="other"))
+    await state.put_scaling_record(later)
+    assert await state.scaling_record("tiny") == later
+
+
+def test_load_reports_and_settings_of_an_earlier_release_are_read():
+    """What it lacks has a default that means unknown; what it stored scales as it did."""
+    load = decode(VersionLoad, b'{"function":"f","version":1,"in_flight":2,"held":1}', "k")
+    assert (load.held_tokens, load.arrived_calls, load.service_s) == (0, 0, None)
+    scaling = decode(Scaling, b'{"target_concurrency":4}', "k")
+    assert scaling.policy is ScalingMode.CONCURRENCY

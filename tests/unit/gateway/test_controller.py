@@ -19,11 +19,12 @@ from registry.memory.state import MemoryState
 from registry.messages.node import RequestUsage
 from registry.records.change import Change, Snapshot
 from registry.records.fence import NO_FENCE, Fence
-from registry.records.function import FunctionVersion, Scaling
+from registry.records.function import FunctionVersion, Scaling, ScalingMode
 from registry.records.instance import InstanceState
 from registry.records.node import NodeRecord, Tier
 from tests.fixtures.control import (
     MIB,
+    Answer,
     AnyBlobs,
     FakeCluster,
     ask,
@@ -325,3 +326,31 @@ async def test_a_lost_lease_lets_a_node_expire_from_routing() -> None:
         assert [i.state for i in cluster.ready() if i.state is InstanceState.READY] == []
         with pytest.raises(DispatchError, match="no usable node"):
             await cluster.control.cluster.scale("f", 1, (), wait=True)
+
+
+async def test_growing_load_is_decided_within_a_tenth_of_a_second() -> None:
+    """From the arrival of calls to the number of instances, in an idle process."""
+    async with open_cluster(4) as cluster:
+        version = await cluster.deploy(Scaling(policy=ScalingMode.LOAD, keep_alive_s=60.0))
+        await ask(cluster.control, make_call(version))
+        cluster.hold_tokens()
+        key, loop = VersionKey("f", 1), asyncio.get_running_loop()
+        best_s, waiting = 1.0, list[asyncio.Task[Answer]]()
+        for burst in range(3):  # another process may delay one of them
+            started = cluster.counts("starts")
+            begun_s = loop.time()
+            calls = [
+                asyncio.create_task(ask(cluster.control, make_call(version, request_id=f"{burst}-{number}")))
+                for number in range(9)
+            ]
+            await cluster.until(lambda count=started: cluster.counts("starts") > count)
+            best_s = min(best_s, loop.time() - begun_s)
+            assert cluster.control.stats().desired[str(key)] == 2 + burst
+            if burst < 2:
+                await cluster.until_ready(2 + burst)
+            waiting += calls
+        cluster.give_tokens()
+        await asyncio.gather(*waiting)
+        assert best_s < 0.1
+        decision = await cluster.state.scaling_record("f")
+        assert decision is not None and "as no instance was seen at work yet" in decision.reason
