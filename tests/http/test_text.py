@@ -25,7 +25,7 @@ from gateway.schemas.admin import ScalingPatch
 from gateway.schemas.functions import ClassifyRequest
 from gateway.schemas.openai import ChatRequest, CompletionRequest
 from registry.errors import InvalidRecord
-from registry.records.function import Scaling
+from registry.records.function import FunctionTask, Scaling, ScalingMode, default_policy
 from tests.fixtures.gateway_http import byte_tokenizer
 
 BYTES = byte_tokenizer()
@@ -359,6 +359,14 @@ def test_bad_bodies(body: bytes, kind: type[ApiError], param: str | None) -> Non
 
 def test_scaling_patch() -> None:
     decoder = msgspec.json.Decoder(ScalingPatch)
+    by_load = Scaling(policy=ScalingMode.LOAD)
+    given = decoder.decode(b'{"target_concurrency": 4}').applied(by_load)
+    assert given == Scaling(target_concurrency=4, policy=ScalingMode.CONCURRENCY)
+    both = decoder.decode(b'{"target_concurrency": 4, "policy": "load"}').applied(by_load)
+    assert both.policy is ScalingMode.LOAD
+    assert default_policy(FunctionTask.GENERATE, gives_concurrency=False) is ScalingMode.LOAD
+    assert default_policy(FunctionTask.GENERATE, gives_concurrency=True) is ScalingMode.CONCURRENCY
+    assert default_policy(FunctionTask.EMBED, gives_concurrency=False) is ScalingMode.CONCURRENCY
     before = Scaling(max_instances=4, target_concurrency=2)
     assert decoder.decode(b'{"max_instances": null}').applied(before) == Scaling(target_concurrency=2)
     assert decoder.decode(b"{}").empty
