@@ -83,7 +83,7 @@ async def test_a_burst_is_decided_at_once_and_its_end_half_a_second_later(four: 
         print(f"down to one {1e3 * (fallen['at'] - ended):.0f} ms after its end: {fallen['reason']}")
         assert fallen["at"] < ended + 4 * DELAY_S
     assert four.json("describe", MODEL)["decision"]["desired"] == 1
-    shown = four.run("describe", MODEL).stdout
+    shown = " ".join(four.run("describe", MODEL).stdout.split())  # it wraps lines
     assert "by load: first token within 1s, others every 300ms; down after 500ms" in shown
     assert "Decision" in shown and "1 instance " in shown
     four.until("one is left", lambda: len(four.instances(MODEL)) == 1)
