@@ -1,6 +1,7 @@
 """`deploy`: register a model or a handler as a function."""
 
 import re
+from collections.abc import Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,12 @@ from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
 from registry.images.source import at_revision, local_folder
-from registry.records.function import FunctionTask, Scaling, check_name, default_policy
+from registry.records.function import FunctionTask, Scaling, ScalingMode, check_name, default_policy
 
 _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
 )
+_OF_LOAD = ("policy", "scale_down_delay_s", "tbt_target_s")
 RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
 
 TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER]
@@ -132,7 +134,11 @@ def deploy_command(
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
         bundle = make_bundle(source, spec, model, task, dtype, description, revision)
         if spec is not None and "policy" not in given:
-            scaling["policy"] = default_policy(bundle.task, gives_concurrency="target_concurrency" in given)
+            policy = default_policy(bundle.task, gives_concurrency="target_concurrency" in given)
+            if policy is ScalingMode.LOAD:
+                scaling["policy"] = policy
+            else:  # what a gateway assumes beside a target_concurrency, and one of an earlier release refuses
+                scaling = without_load(scaling, given)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:
@@ -169,6 +175,11 @@ def default_name(source: str) -> str:
         except InvalidRecord:
             pass
     raise UsageError(f"name the function with --name: {source!r} does not give it one")
+
+
+def without_load(scaling: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the settings without those of the policy `load` that are not given."""
+    return {name: value for name, value in scaling.items() if name in given or name not in _OF_LOAD}
 
 
 def check_task(client: Client, name: str, task: str, architecture: str) -> None:
