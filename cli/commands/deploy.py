@@ -32,7 +32,7 @@ from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
 from registry.images.source import at_revision, local_folder
-from registry.records.function import FunctionTask, Scaling, ScalingMode, check_name, default_policy
+from registry.records.function import FunctionTask, Scaling, check_name
 
 _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
@@ -134,11 +134,7 @@ def deploy_command(
         Scaling(**scaling)  # refuse what cannot be before anything is read or sent
         bundle = make_bundle(source, spec, model, task, dtype, description, revision)
         if spec is not None and "policy" not in given:
-            policy = default_policy(bundle.task, gives_concurrency="target_concurrency" in given)
-            if policy is ScalingMode.LOAD:
-                scaling["policy"] = policy
-            else:  # what a gateway assumes beside a target_concurrency, and one of an earlier release refuses
-                scaling = without_load(scaling, given)
+            scaling = without_load(scaling, given)  # a gateway of an earlier release refuses these
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:

@@ -35,7 +35,6 @@ from registry.records.function import (
     FunctionVersion,
     Scaling,
     check_name,
-    default_policy,
 )
 from registry.records.function_changes import no_function
 
@@ -174,7 +173,7 @@ class FunctionAdmin:
         try:
             known = (await self._services.state.function(payload.name)).scaling
         except NotFound:
-            known = Scaling(policy=default_policy(payload.task, gives_concurrency=False))
+            known = Scaling()
         else:
             if payload.scaling.empty:
                 return None

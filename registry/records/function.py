@@ -35,12 +35,6 @@ class ScalingMode(StrEnum):
     LOAD = "load"  # waiting prompt tokens, decode step times and KV cache, by what instances were seen to do
 
 
-def default_policy(task: FunctionTask, *, gives_concurrency: bool) -> ScalingMode:
-    """Return the policy of a new function whose settings name none: where they give a concurrency, that."""
-    by_load = task is FunctionTask.GENERATE and not gives_concurrency
-    return ScalingMode.LOAD if by_load else ScalingMode.CONCURRENCY
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Scaling settings, which may change without a new version.

@@ -25,7 +25,7 @@ from gateway.schemas.admin import ScalingPatch
 from gateway.schemas.functions import ClassifyRequest
 from gateway.schemas.openai import ChatRequest, CompletionRequest
 from registry.errors import InvalidRecord
-from registry.records.function import FunctionTask, Scaling, ScalingMode, default_policy
+from registry.records.function import Scaling, ScalingMode
 from tests.fixtures.gateway_http import byte_tokenizer
 
 BYTES = byte_tokenizer()
@@ -364,9 +364,6 @@ def test_scaling_patch() -> None:
     assert given == Scaling(target_concurrency=4, policy=ScalingMode.CONCURRENCY)
     both = decoder.decode(b'{"target_concurrency": 4, "policy": "load"}').applied(by_load)
     assert both.policy is ScalingMode.LOAD
-    assert default_policy(FunctionTask.GENERATE, gives_concurrency=False) is ScalingMode.LOAD
-    assert default_policy(FunctionTask.GENERATE, gives_concurrency=True) is ScalingMode.CONCURRENCY
-    assert default_policy(FunctionTask.EMBED, gives_concurrency=False) is ScalingMode.CONCURRENCY
     before = Scaling(max_instances=4, target_concurrency=2)
     assert decoder.decode(b'{"max_instances": null}').applied(before) == Scaling(target_concurrency=2)
     assert decoder.decode(b"{}").empty
