@@ -20,6 +20,7 @@ from tests.fixtures.checkpoints import write_checkpoint
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import ROOT, Platform, run_cli
 
+TWO_TOKENS = json.dumps({"prompt": [5], "max_tokens": 2, "ignore_eos": True})
 ENDLESS = json.dumps({"prompt": [5, 6, 7], "max_tokens": 500, "ignore_eos": True, "stream": True})
 
 
@@ -55,7 +56,7 @@ def test_data_is_on_stdout_in_each_form(platform: Platform, tiny: str) -> None:
     assert f"ago by key {described['current']['deployed_by']}\n" in platform.run("describe", tiny).stdout
     row = next(line for line in platform.run("list", "-o", "csv").stdout.splitlines() if tiny in line)
     assert row.split(",")[:2] == [tiny, "1"] and str(described["current"]["image_bytes"]) in row
-    answer = json.loads(platform.run("invoke", tiny, "-d", '{"prompt": [5], "max_tokens": 2}').stdout)
+    answer = json.loads(platform.run("invoke", tiny, "-d", TWO_TOKENS).stdout)
     assert answer["usage"]["completion_tokens"] == 2
     key = platform.json("keys", "create", "--tenant", "cli")
     assert len(platform.run("keys", "create", "--tenant", "cli").stdout.split()) == 1
@@ -195,7 +196,7 @@ def test_a_packed_folder_is_deployed_as_its_checkpoint_is(platform: Platform, tm
     packed = platform.json("pack", str(tmp_path / "model"), "--out", str(tmp_path / "packed"))
     made = platform.json("deploy", str(tmp_path / "packed"))
     assert (made["name"], made["image"]) == ("packed", packed["image"])
-    answer = json.loads(platform.run("invoke", "packed", "-d", '{"prompt": [5], "max_tokens": 2}').stdout)
+    answer = json.loads(platform.run("invoke", "packed", "-d", TWO_TOKENS).stdout)
     assert answer["usage"]["completion_tokens"] == 2
     platform.run("delete", "packed", "--yes")
     with (tmp_path / "packed" / "image.bin").open("r+b") as image:
