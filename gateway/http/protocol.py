@@ -28,8 +28,11 @@ from rdmacast.aio.eager import COMPLETED, Ready
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
-MAX_PIPELINED = 16  # requests that wait for the response before theirs
+# Requests that wait for the response before theirs. Each takes small objects, whose memory Python gives back
+# only when the whole MiB around them is free.
+MAX_PIPELINED = 4
 _UNSENT_BYTES = 16 << 10
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 _FIELD_BYTES = 4  # the colon, a space and the line's end
 
 
@@ -306,7 +309,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         path = raw_path.decode("ascii")
         return {
             "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "asgi": _ASGI,
             "http_version": version,
             "server": self.server,
             "client": self.client,
@@ -317,7 +320,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             "raw_path": raw_path,
             "query_string": query,
             "headers": self.headers,
-            "state": {},
             CONNECTION_END: self._end,
         }
 
