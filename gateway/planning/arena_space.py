@@ -212,8 +212,6 @@ def choose_victims(
 
     The oldest are chosen first; none if a node will have the space anyway.
     """
-    if space.is_anywhere(request):
-        return []
     cache, version = space.cache, request.version
     key = VersionKey(version.function, version.version)
     spare = {
@@ -229,6 +227,8 @@ def choose_victims(
     }
     leaving = {one.instance_id: one for one in cache.instances() if is_leaving(one, stopping)}
     names = {one.node for one in (*idle.values(), *leaving.values())}
+    if not names or space.is_anywhere(request):
+        return []
     best: list[InstanceRecord] | None = None
     for node in space.index.in_order(name for name in names if name in space.index.usable):
         if node.id not in request.free or not can_run(version, node):

@@ -136,12 +136,15 @@ class ScalingPlanner:
         ready: they start first, and the old ones stop once these are ready.
         """
         functions, loads = step.cache.functions, step.loads
+        by_function: dict[str, list[VersionKey]] = {}
+        for key in loads:
+            by_function.setdefault(key.function, []).append(key)
         for name, head in functions.items():
             before = self._current.get(name)
             self._current[name] = head.current
             new = VersionKey(name, head.current)
             self._retiring.discard(new)
-            olds = [key for key in loads if key.function == name and key != new]
+            olds = [key for key in by_function.get(name, ()) if key != new]
             if before is None:  # the first step of this controller: all other versions are retiring
                 self._retiring.update(key for key in olds if loads[key].live)
             elif before != head.current:
