@@ -265,7 +265,7 @@ def measure(name: str, world: World, args: Namespace, params: Record) -> list[Re
         prefetches = sum(isinstance(action, PrefetchAction) for action in step.plan.actions)
     limit_s = args.limit_ms / 1e3
     return [
-        timed(f"{part} {name}", params, found, limit_s, starts=starts, prefetches=prefetches)
+        timed(f"{part}-{name}", params, found, limit_s, starts=starts, prefetches=prefetches)
         for part, found in seconds.items()
     ]
 
