@@ -3,10 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from benchmarks.harness.records import Record
 from benchmarks.scaleout.profiles import PROFILES
+from benchmarks.trace.records import BUSY_LIMIT, LATE_LIMIT_S
 from benchmarks.trace_sim.modes import MODES
 
 # Parameters of a measured record that are options of a simulation, by name; `slo` holds the targets.
@@ -37,12 +39,18 @@ class MeasuredRun:
     options: Sequence[tuple[str, str]]
 
 
-def measured(path: Path) -> list[MeasuredRun]:
-    """Read the records of benchmarks.trace in a mode that can be simulated. Raises OSError, ValueError."""
+def measured(path: Path, *, anyway: bool = False) -> list[MeasuredRun]:
+    """Read the records of benchmarks.trace in a mode that can be simulated. Raises OSError, ValueError.
+
+    A record that does not count raises ValueError, or is used `anyway`.
+    """
     found = []
     for record in json.loads(path.read_text()):
         name, params = record["name"], record["params"]
         if name in MODES:
+            faults = _faults(record)
+            if faults and not anyway:
+                raise ValueError(f"{path}: {name} does not count: {', '.join(faults)} (--anyway uses it)")
             options = [(f"--{key.replace('_', '-')}", str(params[key])) for key in _SAME]
             options += [("--ttft-target", str(params["slo"]["ttft_s"]))]
             options += [("--tbt-target", str(params["slo"]["tbt_s"]))]
@@ -57,9 +65,36 @@ def measured(path: Path) -> list[MeasuredRun]:
 
 def compared(row: Record, run: MeasuredRun) -> Record:
     """Return the simulated record with what was measured beside it."""
-    fields = ("gpu_s", "slo_attainment", "ttft_p50_s", "ttft_p90_s", "tbt_p50_s", "requests")
+    fields = (
+        "gpu_s",
+        "gpu_loading_s",
+        "gpu_busy_s",
+        "slo_attainment",
+        "ttft_mean_s",
+        "ttft_p50_s",
+        "ttft_p90_s",
+        "tbt_p50_s",
+        "requests",
+        "starts",
+    )
     known = {f"measured_{name}": run.record.get(name) for name in fields}
-    return {**row, **known, "gpu_s_ratio": round(row["gpu_s"] / run.record["gpu_s"], 4)}
+    ratio = round(row["gpu_s"] / run.record["gpu_s"], 4)
+    return {**row, **known, "gpu_s_ratio": ratio, "gpu_s_difference": _causes(row, run.record)}
+
+
+def _causes(row: Record, record: Record) -> dict[str, float]:
+    """Return simulated minus measured GPU seconds by what instances did."""
+    loading_s, busy_s = (row[f"gpu_{what}_s"] - record[f"gpu_{what}_s"] for what in ("loading", "busy"))
+    idle_s = row["gpu_s"] - record["gpu_s"] - loading_s - busy_s
+    return {"loading": round(loading_s, 3), "busy": round(busy_s, 3), "idle": round(idle_s, 3)}
+
+
+def _faults(record: Record) -> list[str]:
+    """Return why a measured record does not count."""
+    late_s, busy = record.get("client_late_p99_s", inf), record.get("processor_share", inf)
+    found = [f"the client was {late_s * 1e3:.0f} ms late"] if late_s >= LATE_LIMIT_S else []
+    found += [f"processors were {busy:.0%} busy"] if busy >= BUSY_LIMIT else []
+    return found + ([f"{record['failed']} requests failed"] if record.get("failed") else [])
 
 
 def _profile_of(text: str) -> str:

@@ -1,8 +1,8 @@
 """The simulated nodes: what their accelerators and hosts hold, and the choice of nodes for starts (pure).
 
 A node runs one instance. The choice follows `gateway.planning.placement.choose_starts` for equal nodes: the
-nearest tier, then the lowest number. A started image stays on the accelerator until another one takes its
-place (without `keeps_gpu` only while the instance runs), and in host memory until `host_ttl_s` have passed
+nearest tier, then the lowest number. A started image leaves the accelerator with its instance (with
+`keeps_gpu` when another one takes its place), and in host memory until `host_ttl_s` have passed
 since its last use or more recent images need the room. Each image has a copy that is kept.
 """
 
@@ -28,13 +28,14 @@ class _HostCopy:
 
 
 class SimulatedCluster:
-    """The nodes of a simulation; `copy_s` counts the seconds of all host copies."""
+    """The nodes of a simulation; `copy_s` counts the seconds of all host copies until `until_s`."""
 
     def __init__(
-        self, nodes: int, functions: int, *, host_images: int, host_ttl_s: float, keeps_gpu: bool = True
+        self, nodes: int, functions: int, *, host_images: int, host_ttl_s: float, keeps_gpu: bool = False
     ) -> None:
         self.nodes = nodes
         self.copy_s = 0.0
+        self.until_s = inf
         self._ttl_s, self._host_images, self._keeps_gpu = host_ttl_s, host_images, keeps_gpu
         self._free = set(range(nodes))
         self._on_gpu: list[int | None] = [None] * nodes
@@ -126,7 +127,7 @@ class SimulatedCluster:
         """Count the copies that are left at the end."""
         self._expire(now_s)
         for copies in self._hosts_of:
-            self.copy_s += sum(now_s - copy.since_s for copy in copies.values())
+            self.copy_s += sum(self._lasted_s(copy, now_s) for copy in copies.values())
 
     def check_integrity(self, running: Iterable[tuple[int, int]]) -> None:
         """Assert that (function, node) of the instances are all that is not free, and that sets agree."""
@@ -165,4 +166,7 @@ class SimulatedCluster:
         copy = self._hosts_of[function].pop(node)
         self._images[node].discard(function)
         self._warm[function].discard(node)
-        self.copy_s += at_s - copy.since_s
+        self.copy_s += self._lasted_s(copy, at_s)
+
+    def _lasted_s(self, copy: _HostCopy, end_s: float) -> float:
+        return max(0.0, min(end_s, self.until_s) - copy.since_s)

@@ -18,8 +18,10 @@ ideal                   loading takes no time
 
 One record per mode with the fields of benchmarks.trace where they apply; `is_simulated` is true, `wall_s` is
 how long the simulation took, `decide_us` the policy's mean time. --against takes records of processes and
-simulates their settings; `gpu_s_ratio` is simulated over measured GPU time. `tbt` percentiles are of the
-requests' means.
+simulates their settings, but refuses those that do not count (client 10 ms late, processors 70 % busy,
+failed requests) without --anyway; `gpu_s_ratio` is simulated over measured GPU time, `gpu_s_difference` their
+difference by cause: instances loading, running steps, idle. `queued_s` is how long all requests waited for an
+instance. `tbt` percentiles are of the requests' means.
 
 examples:
   python -m benchmarks.trace_sim --trace azure-conv --half first --minutes 10 --nodes 8 --json s.json
@@ -89,7 +91,7 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         overheads=overheads,
         host_images=args.host_images,
         host_ttl_s=args.host_ttl,
-        keeps_gpu=not args.release_gpu,
+        keeps_gpu=args.keep_hot,
         kv_tokens=args.kv_tokens,
     )
 
@@ -121,12 +123,20 @@ def record_of(args: argparse.Namespace, mode: str, done: SimulatedRun) -> Record
     return {
         "name": mode,
         "is_simulated": True,
-        "params": {**all_but(args, "profile", "mode", "against"), "description": MODES[mode].description},
+        "params": {
+            **all_but(args, "profile", "mode", "against", "anyway"),
+            "description": MODES[mode].description,
+        },
         "requests": figures.requests,
         "failed": 0,
         "gpu_s": round(figures.gpu_s, 3),
+        "gpu_loading_s": round(figures.loading_s, 3),
+        "gpu_busy_s": round(figures.busy_s, 3),
+        "gpu_idle_s": round(figures.gpu_s - figures.loading_s - figures.busy_s, 3),
+        "queued_s": round(figures.queued_s, 3),
         "slo_attainment": round(figures.within / max(1, figures.requests), 6),
         **ttft,
+        "ttft_mean_s": sum(figures.ttft_s) / max(1, len(figures.ttft_s)),
         **tbt,
         "host_byte_s": done.cluster.copy_s * nbytes,
         "cast_bytes": figures.cast_images * nbytes,
@@ -150,8 +160,11 @@ def show(row: Record) -> str:
     )
     if "gpu_s_ratio" not in row:
         return line
+    causes = ", ".join(f"{name} {change:+.1f}" for name, change in row["gpu_s_difference"].items())
     return (
-        f"{line}\n  measured {row['measured_gpu_s']:.1f} GPU s: simulated / measured {row['gpu_s_ratio']:.3f}"
+        f"{line}\n  measured {row['measured_gpu_s']:.1f} GPU s: simulated / measured "
+        f"{row['gpu_s_ratio']:.3f}; difference in GPU s: {causes}"
+        f"\n  starts {row['starts']}, measured {row['measured_starts']}"
     )
 
 
@@ -172,7 +185,7 @@ def rows(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Iterator[
     if not args.against:
         yield from (run(args, mode) for mode in args.mode)
         return
-    for row in measured(args.against):
+    for row in measured(args.against, anyway=args.anyway):
         one = parse_emulated(parser, list(chain.from_iterable(row.options)))
         yield compared(run(one, row.name), row)
 
@@ -202,16 +215,17 @@ def make_parser() -> argparse.ArgumentParser:
     add("--target-concurrency", type=at_least(1), default=32, help="of the concurrency policy")
     add("--min-instances", type=at_least(0), default=1, help="of each function")
     add("--max-instances", type=at_least(1), help="of each function (default all nodes)")
-    add("--tail", type=not_negative, default=10.0, metavar="S", help="go on so long after the last arrival")
+    add("--tail", type=not_negative, default=10.0, metavar="S", help="GPU time after the last arrival")
     add("--kv-tokens", type=at_least(1), help="of an instance (default by the accelerator's memory)")
     add("--host-images", type=at_least(1), default=10, help="images that fit into a host's memory")
     add("--host-ttl", type=not_negative, default=15.0, metavar="S", help="how long hosts keep unused ones")
-    add("--release-gpu", action="store_true", help="accelerators keep no image without an instance")
+    add("--keep-hot", action="store_true", help="accelerators keep images of ended instances")
     add("--start-ms", type=not_negative, default=50.0, help="the platform's own time of a start")
     add("--react-ms", type=not_negative, default=50.0, help="from a change of the load to the decision")
     add("--call-ms", type=not_negative, default=5.0, help="the platform's own time of a first token")
     add("--seed", type=int, default=0, help="equal seeds give equal figures")
     add("--against", type=Path, help="simulate the settings of these records of benchmarks.trace")
+    add("--anyway", action="store_true", help="also of records that do not count")
     add_emulated(parser, slower=1)
     return parser
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from benchmarks.trace_sim.cluster import StartTier
 from benchmarks.trace_sim.instance import SimulatedCall, SimulatedInstance
@@ -13,13 +14,20 @@ MAX_POINTS = 2000  # of the instances over time
 
 @dataclass(slots=True, kw_only=True)
 class RunFigures:
-    """The figures of one run; `call_s` is added to each time to first token."""
+    """The figures of one run; `call_s` is added to each time to first token.
+
+    GPU time counts until `until_s`; of it instances loaded for `loading_s` and ran steps for `busy_s`.
+    """
 
     scaling: Scaling
     call_s: float
     requests: int = 0
     open_calls: int = 0
+    until_s: float = inf
     gpu_s: float = 0.0
+    loading_s: float = 0.0
+    busy_s: float = 0.0
+    queued_s: float = 0.0  # of all calls, before they were sent to an instance
     within: int = 0
     cast_images: int = 0  # that nodes took from others
     decisions: int = 0
@@ -42,6 +50,7 @@ class RunFigures:
             tbt_s = (call.end_s - call.first_s) / (call.output_tokens - 1)
             self.tbt_s.append(tbt_s)
         self.ttft_s.append(ttft_s)
+        self.queued_s += call.assigned_s - call.arrived_s
         self.within += ttft_s <= self.scaling.ttft_target_s and tbt_s <= self.scaling.tbt_target_s
 
     def decided(self, seconds: float) -> None:
@@ -55,10 +64,16 @@ class RunFigures:
         self._step(now_s, 1)
 
     def stopped(self, instance: SimulatedInstance, now_s: float) -> None:
-        self.gpu_s += now_s - instance.started_s
+        end_s = min(now_s, self.until_s)
+        lasted_s = max(0.0, end_s - instance.started_s)
+        loading_s = min(lasted_s, instance.ready_s - instance.started_s)
+        self.gpu_s += lasted_s
+        self.loading_s += loading_s
+        self.busy_s += min(lasted_s - loading_s, instance.busy_s)
         self._step(now_s, -1)
 
     def _step(self, now_s: float, change: int) -> None:
+        now_s = min(now_s, self.until_s)
         at_s, count = self.instances[-1]
         if at_s == now_s:
             self.instances[-1] = now_s, count + change

@@ -73,6 +73,7 @@ class SimulatedInstance:
         "_steps",
         "_waiting",
         "at_s",
+        "busy_s",
         "calls",
         "fresh",
         "fresh_tokens",
@@ -87,7 +88,7 @@ class SimulatedInstance:
 
     def __init__(self, id_: int, node: int, model: EngineModel, observed: ObservedCapacity) -> None:
         self.id, self.node = id_, node
-        self.started_s = self.ready_s = 0.0
+        self.started_s = self.ready_s = self.busy_s = 0.0
         self.stopping = False
         self.calls = self.fresh = self.fresh_tokens = self.kv_tokens = 0
         self.at_s, self.phase_ends_s = 0.0, math.inf
@@ -235,5 +236,6 @@ class SimulatedInstance:
 
     def _passed(self, steps: int, step_s: float, decoding: int) -> None:
         self.at_s += steps * step_s
+        self.busy_s += steps * step_s
         self._step_count += steps
         self._context += steps * decoding

@@ -40,7 +40,7 @@ class SimulationSettings:
     overheads: Overheads
     host_images: int
     host_ttl_s: float
-    keeps_gpu: bool = True
+    keeps_gpu: bool = False
     kv_tokens: int | None = None
 
 

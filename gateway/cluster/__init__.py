@@ -12,6 +12,8 @@
 - `live_cache`: live serving state of each version
 - `node_channels`: a channel to every node, redialled with backoff
 - `node_client`: protocols of a channel to a node
+- `node_index`: usable nodes by image, host, kind and free arena space
+- `node_space`: what a node holds, and its space for more
 - `replicas`: what calls can be sent to, instances and pipelines
 - `start_assets`: manifests and small files that a start needs
 - `state_cache`: the cluster state, a fold of the change feed

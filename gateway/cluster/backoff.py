@@ -81,6 +81,11 @@ class BackoffTable:
         until = self._entry(subject, node).until
         return until if now < until else None
 
+    def waits(self, subject: Hashable, now: float) -> dict[str, float]:
+        """Return the nodes that may not be tried again yet, and when each may."""
+        entries = self._entries.get(subject, {})
+        return {node: entry.until for node, entry in entries.items() if now < entry.until}
+
     def succeeded(self, subject: Hashable, node: str) -> None:
         """Reset the count of the node."""
         self._put(subject, node, replace(self._entry(subject, node), count=0, until=0.0))

@@ -16,6 +16,8 @@ from gateway.cluster.cast_tracker import CastTracker
 from gateway.cluster.entries import NodeEntry, ReceivedScaleRequest
 from gateway.cluster.link_rates import LinkRateCache
 from gateway.cluster.live_cache import LiveStateCache
+from gateway.cluster.node_index import NodeIndex
+from gateway.cluster.node_space import holds
 from gateway.cluster.replicas import PipelineReplica, Replica
 from registry.records.change import (
     CastChanged,
@@ -74,6 +76,8 @@ class ClusterStateCache:
         # Its log has the failed starts of the cluster; the controller adds what they mean for the next ones.
         self.backoff = backoff or BackoffTable()
         self._versions: dict[VersionKey, FunctionVersion] = {}
+        self._by_image: dict[str, dict[VersionKey, None]] = {}
+        self.index = NodeIndex(self._image_of)
         self._nodes: dict[str, NodeEntry] = {}
         self.fence = NO_FENCE  # the greatest one of a controller that any node has reported
         self._expired: dict[str, int] = {}  # node -> its epoch when its lease expired
@@ -108,14 +112,17 @@ class ClusterStateCache:
         before, held = self._nodes, self._instances
         self.cursor = snapshot.cursor
         self.functions = {f.name: f for f in snapshot.functions}
-        self._versions = {VersionKey(v.function, v.version): v for v in snapshot.versions}
+        self._versions, self._by_image, self.index = {}, {}, NodeIndex(self._image_of)
+        for version in snapshot.versions:
+            self.put_version(version)
         self._nodes, self._instances, self._by_key, self._load_reports = {}, {}, {}, {}
         for up in snapshot.nodes:
             self.fence = max(self.fence, up.record.controller)
-            self._nodes[up.record.id] = _entry(up, before.get(up.record.id), now + max(up.ttl_s, GRACE_S))
+            entry = _entry(up, before.get(up.record.id), now + max(up.ttl_s, GRACE_S))
+            self._set_entry(up.record.id, entry)
         kept = {id_: e for id_, e in before.items() if id_ not in self._nodes and e.reached}
         for id_, entry in kept.items():
-            self._nodes[id_] = replace(entry, deadline_s=now + max(entry.ttl_s, GRACE_S))
+            self._set_entry(id_, replace(entry, deadline_s=now + max(entry.ttl_s, GRACE_S)))
         for id_, entry in before.items():
             if id_ not in self._nodes or self._nodes[id_].record.epoch > entry.record.epoch:
                 self.cast_tracker.on_node_lost(id_, now)
@@ -144,10 +151,11 @@ class ClusterStateCache:
                 self._change_instance(record)
             case FunctionChanged(function=function, version=version):
                 self.functions[function.name] = function
-                self._versions[VersionKey(version.function, version.version)] = version
+                self.put_version(version)
             case FunctionDeleted(name=name):
                 self.functions.pop(name, None)
-                self._versions = {k: v for k, v in self._versions.items() if k.function != name}
+                for key in [key for key in self._versions if key.function == name]:
+                    self._set_version(key, None)
             case LoadReport():
                 self._put_load_report(change, now)
             case ScaleRequested(target=target):
@@ -197,12 +205,11 @@ class ClusterStateCache:
         """Replace a node's record by one read from the node itself; its lease is unchanged."""
         entry = self._nodes.get(record.id)
         if entry is not None and entry.record.epoch == record.epoch:
-            self._nodes[record.id] = replace(entry, record=record)
-            self._ready.clear()
+            self._set_entry(record.id, replace(entry, record=record))
 
     def put_version(self, version: FunctionVersion) -> None:
         """Add a version that the feed did not carry."""
-        self._versions[VersionKey(version.function, version.version)] = version
+        self._set_version(VersionKey(version.function, version.version), version)
 
     def set_draining(self, instance_id: str, draining: bool) -> None:
         """Take an instance out of routing before its node reports it as draining, or put it back."""
@@ -221,8 +228,10 @@ class ClusterStateCache:
         head = self.functions.get(function)
         return None if head is None else self._versions.get(VersionKey(function, head.current))
 
-    def versions(self) -> list[FunctionVersion]:
-        return list(self._versions.values())
+    def versions(self, image: str | None = None) -> list[FunctionVersion]:
+        """Return the versions with this image, all without it."""
+        keys = self._versions if image is None else self._by_image.get(image, ())
+        return [self._versions[key] for key in keys]
 
     def node(self, id_: str) -> NodeEntry | None:
         return self._nodes.get(id_)
@@ -231,7 +240,7 @@ class ClusterStateCache:
         return list(self._nodes.values())
 
     def usable_nodes(self) -> Iterator[NodeRecord]:
-        return (entry.record for entry in self._nodes.values() if entry.usable)
+        return iter(self.index.usable.values())
 
     def killed_nodes(self, function: str, since_version: int) -> dict[str, bool]:
         """Return the nodes that went while they ran the function, and whether each is back."""
@@ -285,11 +294,7 @@ class ClusterStateCache:
 
     def holders(self, image: str, tier: Tier) -> list[NodeRecord]:
         """Return the usable nodes of which `tier` holds the complete image."""
-        return [
-            record
-            for record in self.usable_nodes()
-            if any(holding.image == image and tier in holding.tiers for holding in record.holdings)
-        ]
+        return [record for record in self.index.with_image(image) if holds(record, image, tier)]
 
     def load_reports(self, *, exclude: str = "") -> Iterator[LoadReport]:
         """Yield the reports of gateways, without the gateway `exclude`."""
@@ -312,8 +317,38 @@ class ClusterStateCache:
     # --- inside
 
     def _usable(self, node: str) -> bool:
-        entry = self._nodes.get(node)
-        return entry is not None and entry.usable
+        return node in self.index.usable
+
+    def _image_of(self, instance: InstanceRecord) -> str | None:
+        version = self._versions.get(VersionKey(instance.function, instance.version))
+        return None if version is None else version.image
+
+    def _set_version(self, key: VersionKey, version: FunctionVersion | None) -> None:
+        """Add, replace or, with None, remove a version."""
+        old = self._versions.get(key)
+        before = None if old is None else old.image
+        after = None if version is None else version.image
+        if version is None:
+            self._versions.pop(key, None)
+        else:
+            self._versions[key] = version
+        if before != after:
+            if before is not None:
+                del self._by_image[before][key]
+                if not self._by_image[before]:
+                    del self._by_image[before]
+            if after is not None:
+                self._by_image.setdefault(after, {})[key] = None
+            self.index.on_images_changed(one.node for one in self.instances(key))
+
+    def _set_entry(self, id_: str, entry: NodeEntry) -> None:
+        self._nodes[id_] = entry
+        if entry.usable is not self._usable(id_):
+            self._ready.clear()
+        if entry.usable:
+            self.index.put(entry.record)
+        else:
+            self.index.remove(id_)
 
     def _in_states(self, key: VersionKey, states: Collection[InstanceState]) -> list[InstanceRecord]:
         """Return the instances in these states that are on usable nodes and not about to stop."""
@@ -335,23 +370,22 @@ class ClusterStateCache:
             self.cast_tracker.on_node_lost(up.record.id, now)
         if known is None and self._expired.pop(up.record.id, None) == up.record.epoch:
             self.needs_snapshot = True
-        self._nodes[up.record.id] = _entry(up, known, now + up.ttl_s)
-        self._ready.clear()
+        self._set_entry(up.record.id, _entry(up, known, now + up.ttl_s))
 
     def _set_channel(self, node: str, epoch: int) -> None:
         entry = self._nodes.get(node)
         if entry is not None:
-            self._nodes[node] = replace(entry, channel_epoch=epoch)
-            self._ready.clear()
+            self._set_entry(node, replace(entry, channel_epoch=epoch))
 
     def _remove_node(self, id_: str, now: float) -> None:
         del self._nodes[id_]
+        self.index.remove(id_)
         self._ready.clear()
         self.cast_tracker.on_node_lost(id_, now)
         self._remove_instances(id_)
 
     def _remove_instances(self, node: str) -> None:
-        instances = [i for i in self._instances.values() if i.node == node]
+        instances = list(self.index.instances_on(node))
         if instances:
             self._killed.pop(node, None)
             self._killed[node] = {VersionKey(one.function, one.version) for one in instances}
@@ -379,7 +413,11 @@ class ClusterStateCache:
             self._put_instance(record)
 
     def _put_instance(self, record: InstanceRecord) -> None:
+        known = self._instances.get(record.instance_id)
+        if known is not None and known.node != record.node:
+            self.index.drop_instance(known)
         self._instances[record.instance_id] = record
+        self.index.put_instance(record)
         key = VersionKey(record.function, record.version)
         self._by_key.setdefault(key, {})[record.instance_id] = record
         self._ready.clear()
@@ -387,6 +425,7 @@ class ClusterStateCache:
     def _drop_instance(self, record: InstanceRecord) -> None:
         key = VersionKey(record.function, record.version)
         del self._instances[record.instance_id]
+        self.index.drop_instance(record)
         del self._by_key[key][record.instance_id]
         if not self._by_key[key]:
             del self._by_key[key]

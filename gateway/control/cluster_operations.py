@@ -11,7 +11,8 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.control.node_calls import NodeCalls
 from gateway.core.contract import DispatchError, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
-from gateway.planning.placement import choose_sources, choose_warm, unschedulable_reason
+from gateway.planning.image_sources import choose_sources, choose_warm
+from gateway.planning.placement import unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, reason_of

@@ -1,20 +1,22 @@
 """Pure decisions: scaling, placement, casts and host copies.
 
 - `actions`: what the controller executes
-- `arena_space`: arena space in use, and instances to stop for more of it
+- `arena_space`: where starts find arena space, and instances to stop for more of it
 - `cast_forecast`: when a cast's first targets are complete
 - `cast_planner`: which starts become one cast, and its plan
 - `cast_publisher`: publishes cast records
 - `debounce`: debouncing of growing demand
 - `demand_sum`: the load of all gateways together
 - `image_owners`: which host owns the pinned copy of each image
+- `image_sources`: sources of each image, and hosts of new copies
 - `load_target`: scaling by tokens and seen capacity
 - `loads`: loads of function versions
 - `outlook`: seen capacities, and when instances would be ready
-- `placement`: nodes of starts, instances to stop, sources of images
+- `placement`: nodes of starts, instances to stop
 - `plan`: settings and outcome of a planning step
 - `planner`: scaling, placement and redeploys as one step
 - `policy`: scaling policies, and the one by concurrent calls
 - `replicator`: host copies to make and to drop
+- `starts`: the starts of a planning step, and those in progress
 - `work`: work in tokens, seen capacity, and how long work waits
 """

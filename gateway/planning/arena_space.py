@@ -1,11 +1,21 @@
-"""Arena space: what instances occupy, and which idle ones are stopped when queued calls need it."""
+"""Arena space: what instances occupy, where starts find it, and which idle ones stop when calls need it."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import merge
 
 from gateway.cluster.backoff import BackoffTable
+from gateway.cluster.node_index import Emptiness, NodeKind
+from gateway.cluster.node_space import arena_room, holds
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
-from gateway.planning.placement import arena_room, extra_bytes, image_need
+from gateway.planning.placement import (
+    StartCandidate,
+    can_run,
+    extra_bytes,
+    image_need,
+    start_candidates,
+)
 from gateway.planning.plan import PendingStart
 from gateway.planning.policy import FunctionLoad
 from registry.records.function import FunctionVersion
@@ -13,14 +23,153 @@ from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.node import NodeRecord, Tier
 
 
-def used_images(state_cache: ClusterStateCache) -> dict[str, set[str]]:
-    """Return the images that instances use, by node."""
-    used: dict[str, set[str]] = {}
-    for instance in state_cache.instances():
-        version = state_cache.version(VersionKey(instance.function, instance.version))
-        if version is not None and version.image is not None:
-            used.setdefault(instance.node, set()).add(version.image)
-    return used
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeNodes:
+    """The ids of nodes that may start a version: all but `excluded`, of those in `only` if that is set."""
+
+    excluded: Collection[str]
+    only: Collection[str] | None = None
+
+    def __contains__(self, node: object) -> bool:
+        return node not in self.excluded and (self.only is None or node in self.only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceRequest:
+    """`count` starts of a version on `free` nodes, each with `min_bytes` of the arena besides its image.
+
+    On `loading_hosts` the image is arriving.
+    """
+
+    version: FunctionVersion
+    count: int
+    free: Container[str]
+    min_bytes: int = 0
+    loading_hosts: Collection[str] = ()
+
+    @property
+    def need_bytes(self) -> int:
+        """Return what a node that does not hold the image needs."""
+        return self.min_bytes + (self.version.image_bytes if self.version.image else 0)
+
+
+class ArenaSpace:
+    """The free arena space of one planning step: that of the nodes' index, less what starts have reserved."""
+
+    def __init__(self, state_cache: ClusterStateCache, reserved: Mapping[str, int]) -> None:
+        self.cache = state_cache
+        self.index = state_cache.index
+        self.reserved = Counter(reserved)
+
+    def __repr__(self) -> str:
+        return f"<ArenaSpace of {self.index!r}, {self.reserved.total()} bytes reserved>"
+
+    def candidates(self, request: SpaceRequest) -> list[StartCandidate]:
+        """Return candidates of which `choose_starts` chooses as it would of all free nodes."""
+        near = {node.id: node for node in self._near(request)}
+        found = self._describe(request, near.values())
+        missing = request.count - sum(site.fits for site in found)
+        if missing > 0:
+            found += self._describe(request, self._far(request, near, missing))
+        return found
+
+    def lacks(self, request: SpaceRequest, node: NodeRecord) -> int:
+        """Return how many bytes the node lacks for a start."""
+        version = request.version
+        room = arena_room(node, version.image, self.index.space(node.id).used)
+        return image_need(version, node) + request.min_bytes + self.reserved[node.id] - room
+
+    def is_anywhere(self, request: SpaceRequest) -> bool:
+        """Return whether a free node that runs the version has the space."""
+        version, need = request.version, request.need_bytes
+        held = {node.id: node for node in self._with_image(request)}
+        if any(can_run(version, node) and self.lacks(request, node) <= 0 for node in held.values()):
+            return True
+        runs = _KindFilter(version)
+        return any(
+            -row.taken_bytes >= need
+            and row.node in request.free
+            and row.node not in held
+            and runs[self.index.space(row.node).kind]
+            for row in self._emptiest()
+        )
+
+    def _with_image(self, request: SpaceRequest) -> list[NodeRecord]:
+        image = request.version.image
+        held = self.index.with_image(image) if image else []
+        return [node for node in held if node.id in request.free]
+
+    def _near(self, request: SpaceRequest) -> Iterator[NodeRecord]:
+        """Yield the free nodes that hold the image, and those of hosts that hold or are loading it."""
+        held, image = self._with_image(request), request.version.image
+        yield from held
+        hosts = {node.host for node in held if image and holds(node, image, Tier.HOST)}
+        for host in hosts | set(request.loading_hosts):
+            yield from (node for node in self.index.on_host(host) if node.id in request.free)
+
+    def _far(
+        self, request: SpaceRequest, near: Mapping[str, NodeRecord], missing: int
+    ) -> Iterator[NodeRecord]:
+        """Yield other nodes in the order of starts, until `missing` hosts of each class were found.
+
+        Classes are those of `choose_starts`: ample space or not, pinned copies to evict or not. Hosts of
+        `near` nodes do not count, since they may have been chosen before.
+        """
+        version, need = request.version, request.need_bytes
+        preferred = need - request.min_bytes + extra_bytes(version, request.min_bytes)
+        runs = _KindFilter(version)
+        before = {node.host for node in near.values()}
+        hosts: dict[tuple[bool, bool], set[str]] = {
+            (tight, crowded): set() for tight in (False, True) for crowded in (False, True)
+        }
+        for row in self._emptiest():
+            free = -row.taken_bytes
+            if (need and free < need) or row.node in near or row.node not in request.free:
+                continue
+            space = self.index.space(row.node)
+            crowded = version.image is not None and space.host_room_bytes < version.image_bytes
+            found = hosts[free < preferred, crowded]
+            if len(found) >= missing or not runs[space.kind]:
+                continue
+            node = self.index.usable[row.node]
+            if node.host not in before:
+                found.add(node.host)
+            yield node
+            if len(hosts[False, False]) >= missing:
+                return
+
+    def _emptiest(self) -> Iterator[Emptiness]:
+        """Yield all nodes in the order of starts, with what is reserved."""
+        index, reserved = self.index, self.reserved
+        moved = [index.emptiness(id_, nbytes) for id_, nbytes in reserved.items() if id_ in index.usable]
+        rest = (row for row in index.emptiest() if row.node not in reserved)
+        return merge(rest, sorted(moved))
+
+    def _describe(self, request: SpaceRequest, nodes: Iterable[NodeRecord]) -> list[StartCandidate]:
+        records = list(nodes)
+        spaces = {node.id: self.index.space(node.id) for node in records}
+        return start_candidates(
+            request.version,
+            records,
+            used_images={id_: space.used for id_, space in spaces.items()},
+            reserved_bytes=self.reserved,
+            instances={id_: space.instances for id_, space in spaces.items()},
+            loading_hosts=request.loading_hosts,
+            min_bytes=request.min_bytes,
+            preferred_bytes=extra_bytes(request.version, request.min_bytes),
+        )
+
+
+class _KindFilter(dict[NodeKind, bool]):
+    """Whether nodes of a kind can run a version."""
+
+    def __init__(self, version: FunctionVersion) -> None:
+        super().__init__()
+        self._version = version
+
+    def __missing__(self, kind: NodeKind) -> bool:
+        self[kind] = can_run(self._version, kind)
+        return self[kind]
 
 
 def reserved_bytes(
@@ -52,39 +201,48 @@ def instance_bytes(state_cache: ClusterStateCache, instance: InstanceRecord) -> 
 
 
 def choose_victims(
-    version: FunctionVersion,
-    nodes: Iterable[NodeRecord],
-    state_cache: ClusterStateCache,
+    request: SpaceRequest,
+    space: ArenaSpace,
     loads: Mapping[VersionKey, FunctionLoad],
     *,
     in_flight: Mapping[str, int],
-    reserved_bytes: Mapping[str, int],
     stopping: Collection[str],
-    min_bytes: int = 0,
 ) -> list[InstanceRecord]:
-    """Choose idle surplus instances to stop, on the node where the fewest are needed for `version` to fit.
+    """Choose idle surplus instances to stop, on the node where the fewest are needed for a start to fit.
 
     The oldest are chosen first; none if a node will have the space anyway.
     """
+    cache, version = space.cache, request.version
     key = VersionKey(version.function, version.version)
-    used = used_images(state_cache)
     spare = {
-        other: load.ready - max(load.needed, load.scaling.min_instances) for other, load in loads.items()
+        other: count
+        for other, load in loads.items()
+        if other != key and (count := load.ready - max(load.needed, load.scaling.min_instances)) > 0
     }
+    idle = {
+        one.instance_id: one
+        for other in spare
+        for one in cache.ready(other)
+        if not in_flight.get(one.instance_id)
+    }
+    leaving = {one.instance_id: one for one in cache.instances() if is_leaving(one, stopping)}
+    names = {one.node for one in (*idle.values(), *leaving.values())}
+    if not names or space.is_anywhere(request):
+        return []
     best: list[InstanceRecord] | None = None
-    for node in nodes:
-        here = [i for i in state_cache.instances() if i.node == node.id]
-        freed = _freed_bytes(node, here, state_cache)
-        lack = image_need(version, node) + min_bytes + reserved_bytes.get(node.id, 0)
-        lack -= arena_room(node, version.image, used.get(node.id, ()))
-        lack -= sum(freed[i.instance_id] for i in here if is_leaving(i, stopping))
+    for node in space.index.in_order(name for name in names if name in space.index.usable):
+        if node.id not in request.free or not can_run(version, node):
+            continue
+        here = space.index.instances_on(node.id)
+        freed = _freed_bytes(node, here, cache)
+        lack = space.lacks(request, node)
+        lack -= sum(freed[i.instance_id] for i in here if i.instance_id in leaving)
         if lack <= 0:
             return []
         left, victims = Counter(spare), []
         for instance in sorted(here, key=lambda i: i.since):
             other = VersionKey(instance.function, instance.version)
-            idle = instance in state_cache.ready(other) and not in_flight.get(instance.instance_id)
-            if lack > 0 and idle and other != key and left[other] > 0:
+            if lack > 0 and instance.instance_id in idle and left[other] > 0:
                 left[other] -= 1
                 lack -= freed[instance.instance_id]
                 victims.append(instance)
@@ -99,7 +257,7 @@ def is_leaving(instance: InstanceRecord, stopping: Collection[str]) -> bool:
 
 
 def _freed_bytes(
-    node: NodeRecord, here: list[InstanceRecord], state_cache: ClusterStateCache
+    node: NodeRecord, here: Collection[InstanceRecord], state_cache: ClusterStateCache
 ) -> dict[str, int]:
     """Return the bytes that each instance frees: its image, and its share of other arena use."""
     images = {i.instance_id: instance_bytes(state_cache, i) for i in here}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from gateway.cluster.link_estimates import LinkEstimates, estimate_links
 from gateway.cluster.link_rates import LinkRateCache
+from gateway.cluster.node_space import holds, tier_of
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.core.fixed_plan import FixedPlan
 from gateway.planning.actions import Action, PrefetchAction, StartAction
-from gateway.planning.placement import tier_of
 from gateway.planning.plan import Plan
 from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
@@ -96,7 +96,7 @@ class CastPlanner:
         """
         image = version.image
         assert image is not None
-        nodes = {node.id: node for node in state_cache.usable_nodes()}
+        nodes = state_cache.index.usable
         casts = {record.cast_id: record for record in state_cache.casts.of_image(image)}
         taking = {
             name for record in casts.values() for name in _active_members(state_cache, nodes, record, record)
@@ -110,7 +110,7 @@ class CastPlanner:
         new = {name: nodes[name] for name in holders if name in nodes and name not in taking}
         scene = _DeliveryNodes(
             image=image,
-            nodes=tuple(nodes.values()),
+            holders=tuple(state_cache.index.with_image(image)),
             arriving=tuple(node for node in loading(state_cache, image) if node.id not in new),
             targets=tuple(new.values()),
             readers=frozenset(name for name in new if not holders[name]),
@@ -131,12 +131,12 @@ class CastPlanner:
 class _DeliveryNodes:
     """The nodes involved in the delivery of an image.
 
-    `arriving` nodes are loading it already, oldest first; `targets` will receive it, and `readers` of them
-    read the store if no node holds it.
+    Any tier of `holders` has it. `arriving` nodes are loading it already, oldest first; `targets` will
+    receive it, and `readers` of them read the store if no node holds it.
     """
 
     image: str
-    nodes: tuple[NodeRecord, ...]
+    holders: tuple[NodeRecord, ...]
     arriving: tuple[NodeRecord, ...]
     targets: tuple[NodeRecord, ...]
     readers: frozenset[str]
@@ -146,12 +146,12 @@ class _DeliveryNodes:
         """Nodes with a complete copy that every node can read."""
         return tuple(
             node
-            for node in self.nodes
+            for node in self.holders
             if self.holds_host(node) or (node.gives_from_arena and tier_of(node, self.image) is Tier.GPU)
         )
 
     def holds_host(self, node: NodeRecord) -> bool:
-        return any(h.image == self.image and Tier.HOST in h.tiers for h in node.holdings)
+        return holds(node, self.image, Tier.HOST)
 
     @property
     def loader(self) -> NodeRecord | None:
@@ -161,7 +161,7 @@ class _DeliveryNodes:
         """
         if self.sources or self.arriving:
             return None
-        gpus = {node.host for node in self.nodes if tier_of(node, self.image) is Tier.GPU}
+        gpus = {node.host for node in self.holders if tier_of(node, self.image) is Tier.GPU}
         able = [
             node
             for node in self.targets

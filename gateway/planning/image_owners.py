@@ -188,8 +188,8 @@ def is_outdated(state_cache: ClusterStateCache, image: str) -> bool:
     """Return whether all versions with this image are older than the current one of their function."""
     numbers = [
         version.version < head.current
-        for version in state_cache.versions()
-        if version.image == image and (head := state_cache.functions.get(version.function)) is not None
+        for version in state_cache.versions(image)
+        if (head := state_cache.functions.get(version.function)) is not None
     ]
     return bool(numbers) and all(numbers)
 

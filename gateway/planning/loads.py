@@ -1,15 +1,13 @@
 """The load of function versions as input of the scaling policy. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.outlook import LoadOutlook
-from gateway.planning.placement import tier_of
 from gateway.planning.plan import PendingStart, VersionDemand
 from gateway.planning.policy import FunctionLoad
 from registry.records.function import ScalingMode
-from registry.records.node import NodeRecord, Tier
 
 
 def function_loads(
@@ -63,24 +61,3 @@ def function_loads(
             )
         loads[key] = load
     return loads
-
-
-def loading_nodes(
-    image: str,
-    state_cache: ClusterStateCache,
-    warming: Iterable[tuple[str, str]],
-    pending: Iterable[PendingStart],
-) -> list[NodeRecord]:
-    """Return usable nodes on which the image is arriving, oldest first; `warming` are (image, node)."""
-    names = [node for held, node in warming if held == image]
-    names += [p.node for p in pending if p.image == image]
-    for key in state_cache.instance_keys():
-        version = state_cache.version(key)
-        if version is not None and version.image == image:
-            names += [i.node for i in sorted(state_cache.starting(key), key=lambda i: i.since)]
-    found = []
-    for name in dict.fromkeys(names):
-        entry = state_cache.node(name)
-        if entry is not None and entry.usable and tier_of(entry.record, image) in (Tier.DISK, Tier.NONE):
-            found.append(entry.record)
-    return found

@@ -5,69 +5,21 @@ requested twice. `plan` returns actions; the controller that executes them repor
 `on_*` methods.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.cluster.backoff import BackoffTable
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
-from gateway.planning.actions import (
-    FailStartAction,
-    FetchVersionAction,
-    PrefetchAction,
-    StartAction,
-    StopAction,
-)
-from gateway.planning.arena_space import choose_victims, is_leaving, reserved_bytes, used_images
-from gateway.planning.loads import function_loads, loading_nodes
+from gateway.planning.actions import StartAction, StopAction
+from gateway.planning.loads import function_loads
 from gateway.planning.outlook import LoadOutlook
-from gateway.planning.placement import (
-    arena_room,
-    choose_sources,
-    choose_starts,
-    choose_stops,
-    extra_bytes,
-    image_need,
-    start_candidates,
-    too_small,
-    unschedulable_reason,
-)
-from gateway.planning.plan import (
-    DecidedLoad,
-    NodeAffinity,
-    PendingStart,
-    Plan,
-    PlannerSettings,
-    VersionDemand,
-)
+from gateway.planning.placement import choose_stops
+from gateway.planning.plan import DecidedLoad, NodeAffinity, Plan, PlannerSettings, VersionDemand
 from gateway.planning.policy import FunctionLoad, PolicyState, ScalerPolicy, with_target, without_floor
-from registry.messages.node import ImageHolder
-from registry.records.function import FunctionVersion, ScalingMode
+from gateway.planning.starts import ScalingStep, StartPlanner, StartRequest, StartResult
+from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ScalingStep:
-    """The inputs of one planning step, and its plan."""
-
-    cache: ClusterStateCache
-    loads: Mapping[VersionKey, FunctionLoad]
-    in_flight: Mapping[str, int]
-    plan: Plan
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StartRequest:
-    """`count` missing instances of a version, the usable `nodes`, and those of them that are `free`."""
-
-    key: VersionKey
-    version: FunctionVersion
-    load: FunctionLoad
-    count: int
-    nodes: Sequence[NodeRecord]
-    free: Sequence[NodeRecord]
 
 
 class ScalingPlanner:
@@ -82,22 +34,21 @@ class ScalingPlanner:
         outlook: LoadOutlook | None = None,
     ) -> None:
         self._policy = policy
-        self._new_id = new_id
         self._settings = settings or PlannerSettings()
         self._states: dict[VersionKey, PolicyState] = {}
         self._current: dict[str, int] = {}
         self._retiring: set[VersionKey] = set()
         self._affinities: dict[VersionKey, NodeAffinity] = {}
         self._seen_requests: dict[str, float] = {}
-        self._fetching: set[VersionKey] = set()
         self.backoff = backoff or BackoffTable(
             first_s=self._settings.backoff_s, max_s=self._settings.max_backoff_s
         )
         self.outlook = outlook or LoadOutlook()
-        self.pending: dict[str, PendingStart] = {}
-        self.stopping: dict[str, str] = {}  # instance -> node
+        self._starts = StartPlanner(new_id, self._settings, self.backoff)
+        self.pending = self._starts.pending
+        self.stopping = self._starts.stopping  # instance -> node
         self._paused: dict[str, float] = {}  # surplus with calls, since when: no calls, stopped when idle
-        self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
+        self.prefetching = self._starts.prefetching  # (image, node), oldest first
 
     def __repr__(self) -> str:
         return (
@@ -116,13 +67,14 @@ class ScalingPlanner:
     ) -> Plan:
         """Plan one step. `in_flight` are this gateway's calls by instance; those of others are unknown."""
         self._settle(state_cache, now)
+        self._starts.begin()
         self.backoff.expire(now)
         self._apply_scale_requests(state_cache, now)
         plan = Plan()
         self._stop_orphans(state_cache, plan)
         self.outlook.begin(state_cache, now)
         loads = function_loads(state_cache, demands, self.pending, self.stopping, self.outlook, self._paused)
-        step = _ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
+        step = ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
         for key in self._update_current(step):
             if not self._plan_version(key, step):
                 self.backoff.clear_deadline(key)
@@ -177,19 +129,22 @@ class ScalingPlanner:
             if instance.function not in state_cache.functions:
                 self._stop(instance, state_cache, plan, self._settings.delete_grace_s)
 
-    def _update_current(self, step: _ScalingStep) -> list[VersionKey]:
+    def _update_current(self, step: ScalingStep) -> list[VersionKey]:
         """Record which versions became current or retiring; return the keys in planning order.
 
         A new current version gets as many instances as the load of the previous one needs, if that one was
         ready: they start first, and the old ones stop once these are ready.
         """
         functions, loads = step.cache.functions, step.loads
+        by_function: dict[str, list[VersionKey]] = {}
+        for key in loads:
+            by_function.setdefault(key.function, []).append(key)
         for name, head in functions.items():
             before = self._current.get(name)
             self._current[name] = head.current
             new = VersionKey(name, head.current)
             self._retiring.discard(new)
-            olds = [key for key in loads if key.function == name and key != new]
+            olds = [key for key in by_function.get(name, ()) if key != new]
             if before is None:  # the first step of this controller: all other versions are retiring
                 self._retiring.update(key for key in olds if loads[key].live)
             elif before != head.current:
@@ -215,7 +170,7 @@ class ScalingPlanner:
         if not (known.cut and known.asleep):  # unless it has just been scaled to zero
             self._states[new] = PolicyState(floor=max(known.floor, load.needed, 1), cut=known.cut)
 
-    def _plan_version(self, key: VersionKey, step: _ScalingStep) -> bool:
+    def _plan_version(self, key: VersionKey, step: ScalingStep) -> bool:
         """Plan the starts and stops of one version; return whether no node can start it."""
         load, state = step.loads[key], self._states.get(key, PolicyState())
         if key in self._retiring:
@@ -248,7 +203,7 @@ class ScalingPlanner:
         paused = [i for i in step.cache.instances(key) if i.instance_id in self._paused]
         if missing > 0 and affinity is None:
             missing -= self._resume(paused, missing, step)
-        stuck = missing > 0 and self._start(key, missing, load, step)
+        stuck = missing > 0 and self._start(key, missing, affinity, step)
         by_load = load.scaling.policy is ScalingMode.LOAD and key not in self._retiring and not state.cut
         if surplus > 0:
             for instance in choose_stops(surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on):
@@ -265,7 +220,7 @@ class ScalingPlanner:
                 self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
         return stuck
 
-    def _resume(self, paused: Sequence[InstanceRecord], count: int, step: _ScalingStep) -> int:
+    def _resume(self, paused: Sequence[InstanceRecord], count: int, step: ScalingStep) -> int:
         """Let paused instances serve again, those paused last first; return how many."""
         latest = sorted(paused, key=lambda one: -self._paused[one.instance_id])[:count]
         for instance in latest:
@@ -278,132 +233,20 @@ class ScalingPlanner:
         paused, self._paused = list(self._paused), {}
         return paused
 
-    # --- starting
+    # --- starting and stopping
 
-    def _start(self, key: VersionKey, count: int, load: FunctionLoad, step: _ScalingStep) -> bool:
+    def _start(self, key: VersionKey, count: int, affinity: NodeAffinity | None, step: ScalingStep) -> bool:
         """Start `count` instances, as far as nodes allow; return whether no node can start the version."""
-        version = step.cache.version(key)
-        if version is None:
-            if key not in self._fetching:
-                self._fetching.add(key)
-                step.plan.actions.append(FetchVersionAction(key=key))
-            return False
-        nodes = list(step.cache.usable_nodes())
-        if unschedulable_reason(version, nodes):
-            self._states[key] = without_floor(self._states[key])
-            return False
-        free = self._free_nodes(key, nodes, step)
-        request = _StartRequest(key=key, version=version, load=load, count=count, nodes=nodes, free=free)
-        targets = self._choose_targets(request, step)
-        error = self._add_starts(request, targets, step)
-        if error:
-            self._defer_failure(request, error, step, step.now + self._settings.no_source_s)
-            return True
-        min_bytes = self.backoff.min_bytes(key)
-        hopeless = not load.held or all(too_small(node, version, min_bytes) for node in nodes)
-        if min_bytes and not targets and hopeless:
-            self._defer_failure(request, self.backoff.space_reason(key), step, step.now)
-            return True
-        if len(targets) < count and load.held and version.image:
-            self._stop_victims(request, step)
-        return False
-
-    def _choose_targets(self, request: _StartRequest, step: _ScalingStep) -> list[NodeRecord]:
-        version, min_bytes = request.version, self.backoff.min_bytes(request.key)
-        loading = self.loading(step.cache, version.image) if version.image else []
-        chosen = choose_starts(
-            request.count,
-            start_candidates(
-                version,
-                request.free,
-                used_images=used_images(step.cache),
-                reserved_bytes=self._reserved(step.cache),
-                instances=Counter(i.node for i in step.cache.instances()),
-                loading_hosts={node.host for node in loading},
-                min_bytes=min_bytes,
-                preferred_bytes=extra_bytes(version, min_bytes),
-            ),
-        )
-        by_id = {node.id: node for node in request.nodes}
-        return [by_id[candidate.id] for candidate in chosen]
-
-    def _add_starts(self, request: _StartRequest, targets: Sequence[NodeRecord], step: _ScalingStep) -> str:
-        """Add the starts on `targets` to the plan; return an error if no node can load the image."""
-        version, image = request.version, request.version.image
-        holders: Mapping[str, tuple[ImageHolder, ...]] = {}
-        if image and targets:
-            sources = choose_sources(image, targets, request.nodes, self.loading(step.cache, image))
-            if sources.error:
-                return sources.error
-            holders = sources.holders
-            if sources.loader is not None and sources.loader not in {node.id for node in targets}:
-                self.prefetching[image, sources.loader] = None
-                step.plan.actions.append(PrefetchAction(version=version, node=sources.loader, holders=()))
-        used = used_images(step.cache)
-        for node in targets:
-            instance_id = self._new_id(request.key)
-            self.pending[instance_id] = PendingStart(key=request.key, node=node.id, image=image)
-            step.plan.actions.append(
-                StartAction(
-                    instance_id=instance_id,
-                    version=version,
-                    node=node.id,
-                    holders=holders.get(node.id, ()),
-                    max_concurrency=self._settings.max_concurrency(version.task, request.load.scaling),
-                    room_bytes=arena_room(node, image, used.get(node.id, ())),
-                )
-            )
-        return ""
-
-    def _stop_victims(self, request: _StartRequest, step: _ScalingStep) -> None:
-        """Stop idle instances where queued calls need their arena space."""
-        victims = choose_victims(
-            request.version,
-            request.free,
-            step.cache,
-            step.loads,
-            in_flight=step.in_flight,
-            reserved_bytes=self._reserved(step.cache),
-            stopping=self.stopping,
-            min_bytes=self.backoff.min_bytes(request.key),
-        )
+        floor = self._states[key].floor
+        request = StartRequest(key=key, count=count, has_floor=bool(floor), affinity=affinity)
+        result, victims = self._starts.plan(request, step)
         for instance in victims:
             self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
-
-    def _defer_failure(self, request: _StartRequest, reason: str, step: _ScalingStep, fail_at: float) -> None:
-        """Fail the queued calls and the floor of a version that no node can start, at `fail_at`."""
-        key, now = request.key, step.now
-        due = self.backoff.deadline(key, fail_at)
-        if now < due:
-            step.plan.replan_at(due)
-        elif request.load.held or self._states[key].floor:
-            # Not again before all gateways have received the failure.
-            self.backoff.set_deadline(key, now + self._settings.backoff_s)
+        if result is StartResult.UNSCHEDULABLE:
+            self._states[key] = without_floor(self._states[key])
+        elif result is StartResult.FAILED:
             self._drop_floor(key)
-            starts = {node.id: self._new_id(key) for node in request.nodes[: self._settings.max_starts]}
-            step.plan.actions.append(FailStartAction(version=request.version, starts=starts, reason=reason))
-
-    def _free_nodes(
-        self, key: VersionKey, nodes: Sequence[NodeRecord], step: _ScalingStep
-    ) -> list[NodeRecord]:
-        """Return the nodes without an instance of the version and without a backoff, of its affinity if set.
-
-        An instance that is leaving does not count: it may take as long as its calls, and a new one shares its
-        image.
-        """
-        taken = {i.node for i in step.cache.instances(key) if not is_leaving(i, self.stopping)}
-        taken |= {start.node for start in self.pending.values() if start.key == key}
-        affinity = self._affinities.get(key)
-        free = []
-        for node in nodes:
-            if node.id in taken:
-                continue
-            retry_at = self.backoff.retry_at(key, node.id, step.now)
-            if retry_at is not None:
-                step.plan.replan_at(retry_at)
-            elif affinity is None or node.id in affinity.on:
-                free.append(node)
-        return free
+        return result in (StartResult.STUCK, StartResult.FAILED)
 
     def _stop(
         self, instance: InstanceRecord, state_cache: ClusterStateCache, plan: Plan, grace_s: float
@@ -415,10 +258,7 @@ class ScalingPlanner:
 
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         """Return the usable nodes on which the image is arriving, oldest first."""
-        return loading_nodes(image, state_cache, self.prefetching, self.pending.values())
-
-    def _reserved(self, state_cache: ClusterStateCache) -> dict[str, int]:
-        return reserved_bytes(state_cache, self.pending.values(), self.backoff)
+        return self._starts.loading(state_cache, image)
 
     def _drop_floor(self, key: VersionKey) -> None:
         self._states[key] = without_floor(self._states[key])
@@ -447,14 +287,7 @@ class ScalingPlanner:
         self, action: StartAction, state_cache: ClusterStateCache, reason: str, now: float
     ) -> None:
         """Record that the arena was too small for the start: the next one needs more free space."""
-        self.pending.pop(action.instance_id, None)
-        entry = state_cache.node(action.node)
-        if entry is None:
-            return
-        used = used_images(state_cache).get(action.node, ())
-        room = min(action.room_bytes, arena_room(entry.record, action.version.image, used))
-        lacked = max(0, room - image_need(action.version, entry.record))
-        self.backoff.no_space(action.key, action.node, lacked, reason, now)
+        self._starts.on_no_space(action, state_cache, reason, now)
 
     def cancel_start(self, instance_id: str) -> None:
         """Remove a start that was not made, for no fault of the node or the function."""
@@ -474,4 +307,4 @@ class ScalingPlanner:
 
     def on_fetched(self, key: VersionKey) -> None:
         """Record the end of a read of a version's record."""
-        self._fetching.discard(key)
+        self._starts.on_fetched(key)

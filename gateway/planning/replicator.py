@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.cluster.backoff import BackoffTable
-from gateway.cluster.state_cache import ClusterStateCache
+from gateway.cluster.node_space import host_room_bytes
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.actions import DropAction, PrefetchAction, StartAction, UnpinAction
 from gateway.planning.image_owners import (
     HostCopies,
@@ -23,7 +24,7 @@ from gateway.planning.image_owners import (
     nodes_by_host,
     score,
 )
-from gateway.planning.placement import choose_loader, choose_sources, host_room_bytes
+from gateway.planning.image_sources import choose_loader, choose_sources
 from gateway.planning.plan import Plan
 from gateway.planning.planner import ScalingPlanner
 from registry.records.function import FunctionVersion
@@ -223,7 +224,7 @@ class Replicator:
         """Make, or only pin, the copy of a node's host."""
         entry = step.cache.node(node)
         assert entry is not None, "owners are usable nodes"
-        sources = choose_sources(image, [entry.record], list(step.cache.usable_nodes()), [])
+        sources = choose_sources(image, [entry.record], step.cache.index.sources(image), [])
         self._planner.prefetching[image, node] = None
         step.plan.actions.append(
             PrefetchAction(
@@ -259,16 +260,13 @@ class Replicator:
     def _settled_at(self, image: str, step: _CopyStep) -> float | None:
         """Return when nodes with a fresh instance of the image must have reported their copy."""
         found = None
-        for version in step.cache.versions():
-            if version.image != image:
-                continue
-            for instance in step.cache.instances():
-                same = (instance.function, instance.version) == (version.function, version.version)
+        for version in step.cache.versions(image):
+            for instance in step.cache.instances(VersionKey(version.function, version.version)):
                 # Clocks differ, and a step of one must not delay a copy.
                 is_fresh = (
                     instance.state is InstanceState.READY and abs(step.wall - instance.since) < _SETTLE_S
                 )
-                if same and is_fresh:
+                if is_fresh:
                     found = max(found or 0.0, min(step.wall, instance.since) + _SETTLE_S)
         return found
 
@@ -302,10 +300,9 @@ class Replicator:
             if head is None or version.image is None:
                 continue
             keep_s[version.image] = max(keep_s.get(version.image, 0.0), head.scaling.host_keep_alive_s)
-            for instance in step.cache.instances():
+            for instance in step.cache.instances(VersionKey(version.function, version.version)):
                 entry = step.cache.node(instance.node)
-                same = (instance.function, instance.version) == (version.function, version.version)
-                if entry is not None and same:
+                if entry is not None:
                     used.add((version.image, entry.record.host))
         return keep_s, used
 

@@ -297,11 +297,24 @@ def test_records_have_the_fields_of_a_trace(tmp_path: Path) -> None:
         main(["--trace", str(tmp_path / "none.csv")])
 
 
+def measured_record(params: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": "ideal",
+        "params": params,
+        "gpu_s": 10.0,
+        "gpu_loading_s": 1.0,
+        "gpu_busy_s": 6.0,
+        "client_late_p99_s": 0.001,
+        "processor_share": 0.5,
+        "failed": 0,
+    }
+
+
 def test_measured_settings_are_simulated(tmp_path: Path) -> None:
     args = parse(["--half", "first", "--minutes", "0.5", "--nodes", "6", "--slower", "2", "--tail", "3"])
     measured_file, file = tmp_path / "measured.json", tmp_path / "compared.json"
     params = params_of(args, scenario_of(args)[0], TRACE_MODES["ideal"])
-    measured_file.write_text(json.dumps([{"name": "ideal", "params": params, "gpu_s": 10.0}]))
+    measured_file.write_text(json.dumps([measured_record(params) | {"starts": {"warm": 1}}]))
     main(["--against", str(measured_file), "--json", str(file)])
     (row,) = json.loads(file.read_text())
     assert row["name"] == "ideal" and row["gpu_s_ratio"] == pytest.approx(row["gpu_s"] / 10, rel=1e-3)
@@ -309,3 +322,44 @@ def test_measured_settings_are_simulated(tmp_path: Path) -> None:
     assert row["params"]["emulated"] == "h800-llama2-13b" and row["requests"] == len(
         scenario_of(args)[0].arrivals
     )
+    by_cause = row["gpu_s_difference"]
+    assert by_cause["busy"] == pytest.approx(row["gpu_busy_s"] - 6)
+    assert sum(by_cause.values()) == pytest.approx(row["gpu_s"] - 10, abs=0.01)
+    assert row["measured_starts"] == {"warm": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"client_late_p99_s": 0.010}, "the client was 10 ms late"),
+        ({"processor_share": 0.7}, "processors were 70% busy"),
+        ({"failed": 2}, "2 requests failed"),
+    ],
+)
+def test_a_measured_run_that_does_not_count_is_refused(
+    fault: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = parse(["--half", "first", "--minutes", "0.1", "--nodes", "2"])
+    params = params_of(args, scenario_of(args)[0], TRACE_MODES["ideal"])
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps([measured_record(params) | fault]))
+    with pytest.raises(SystemExit):
+        main(["--against", str(path)])
+    assert words in capsys.readouterr().err
+    main(["--against", str(path), "--anyway"])
+
+
+def test_gpu_time_ends_with_the_window_though_calls_go_on() -> None:
+    late = [TraceRequest(0.0, 100, 3000)]
+    done = simulate(settings_for(nodes=2, min_instances=1), [iter(late)], 5.0)
+    assert done.figures.requests == 1 and done.figures.open_calls == 0
+    assert done.figures.gpu_s == pytest.approx(5.0) == done.figures.integral_s
+    assert done.cluster.copy_s == pytest.approx(5.0)
+    assert done.figures.loading_s == 0 and done.figures.busy_s == pytest.approx(5.0)
+
+
+def test_an_ended_instance_leaves_no_image_on_the_accelerator_by_default() -> None:
+    cluster = SimulatedCluster(2, 1, host_images=1, host_ttl_s=50.0)
+    cluster.occupy(0, 0, 0.0)
+    cluster.release(0, 0, 1.0, loaded=True)
+    assert cluster.choose(0, 1, 2.0) == [(0, StartTier.WARM)]

@@ -20,7 +20,7 @@ from gateway.planning.cast_planner import (
     new_cast,
 )
 from gateway.planning.cast_publisher import CastPublisher
-from gateway.planning.placement import choose_sources
+from gateway.planning.image_sources import choose_sources
 from gateway.planning.plan import Plan
 from rdmacast.cast.record import CastPlan
 from rdmacast.plan.planners.own_part import own_part

@@ -5,13 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.planning.image_sources import ImageHolders, choose_sources, choose_warm
 from gateway.planning.placement import (
-    ImageHolders,
     StartCandidate,
-    choose_sources,
     choose_starts,
     choose_stops,
-    choose_warm,
     start_candidates,
     unschedulable_reason,
 )

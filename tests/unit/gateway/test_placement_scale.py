@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.planning.cast_planner import CastPlanner
-from gateway.planning.placement import (
-    ImageHolders,
-    StartCandidate,
-    choose_sources,
-    choose_starts,
-    choose_warm,
-)
+from gateway.planning.image_sources import ImageHolders, choose_sources, choose_warm
+from gateway.planning.placement import StartCandidate, choose_starts
 from registry.records.change import NodeUp
 from registry.records.node import NodeRecord, Tier
 from tests.fixtures.call_counts import calls_made

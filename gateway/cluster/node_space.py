@@ -1,0 +1,40 @@
+"""What a node holds, and the space that it has for more. Pure functions of its record."""
+
+from collections.abc import Collection
+
+from registry.records.node import NodeRecord, Tier
+
+NEAREST = {Tier.GPU: 0, Tier.HOST: 1, Tier.DISK: 3, Tier.NONE: 4}  # 2: the image is arriving on the host
+
+
+def tier_of(node: NodeRecord, image: str) -> Tier:
+    """Return the nearest tier of the node that holds the complete image."""
+    held = [tier for holding in node.holdings if holding.image == image for tier in holding.tiers]
+    return min(held, key=lambda tier: NEAREST[tier], default=Tier.NONE)
+
+
+def holds(node: NodeRecord, image: str, tier: Tier) -> bool:
+    """Return whether that tier of the node holds the complete image."""
+    return any(holding.image == image and tier in holding.tiers for holding in node.holdings)
+
+
+def free_bytes(node: NodeRecord, used_images: Collection[str]) -> int:
+    """Return the arena space for a start: free bytes and images that no instance uses."""
+    idle = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images)
+    return min(node.gpu_bytes, node.gpu_free_bytes + idle) if node.gpu_bytes else node.gpu_free_bytes
+
+
+def arena_room(node: NodeRecord, image: str | None, used_images: Collection[str]) -> int:
+    """Return the arena space for a start of `image`, without its own region, which the start shares."""
+    return free_bytes(node, {*used_images, image} if image else used_images)
+
+
+def host_room_bytes(node: NodeRecord) -> int:
+    """Return the host memory for an image: free bytes and copies that are not pinned."""
+    idle = sum(h.bytes for h in node.holdings if Tier.HOST in h.tiers and not h.pinned)
+    return min(node.host_bytes, node.host_free_bytes + idle)
+
+
+def pinned_bytes(node: NodeRecord) -> int:
+    """Return the host memory of the pinned copies on the node's host."""
+    return sum(h.bytes for h in node.holdings if h.pinned)

@@ -1,0 +1,245 @@
+"""Starts of one planning step: which nodes start a version, from which sources, and starts that cannot be.
+
+Pure but for what it keeps: starts and prefetches that were requested and that the state cache does not show.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
+
+from gateway.cluster.backoff import BackoffTable
+from gateway.cluster.node_space import arena_room, tier_of
+from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.actions import FailStartAction, FetchVersionAction, PrefetchAction, StartAction
+from gateway.planning.arena_space import (
+    ArenaSpace,
+    FreeNodes,
+    SpaceRequest,
+    choose_victims,
+    is_leaving,
+    reserved_bytes,
+)
+from gateway.planning.image_sources import choose_sources
+from gateway.planning.placement import (
+    choose_starts,
+    extra_bytes,
+    image_need,
+    too_small,
+    unschedulable_reason,
+)
+from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSettings
+from gateway.planning.policy import FunctionLoad
+from registry.messages.node import ImageHolder
+from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord
+from registry.records.node import NodeRecord, Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingStep:
+    """The inputs of one planning step, and its plan."""
+
+    cache: ClusterStateCache
+    loads: Mapping[VersionKey, FunctionLoad]
+    in_flight: Mapping[str, int]
+    plan: Plan
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRequest:
+    """`count` missing instances of a version, on the nodes of `affinity` if set.
+
+    `has_floor`: they were requested, not only needed by calls.
+    """
+
+    key: VersionKey
+    count: int
+    has_floor: bool = False
+    affinity: NodeAffinity | None = None
+
+
+class StartResult(Enum):
+    """What became of a request for starts."""
+
+    PLANNED = auto()  # as far as nodes allow
+    UNSCHEDULABLE = auto()  # no node can ever run the version
+    STUCK = auto()  # no node can start the version now
+    FAILED = auto()  # no node could start it for so long that its calls fail
+
+
+class StartPlanner:
+    """The planner of starts of one controller, with those in progress."""
+
+    def __init__(
+        self, new_id: Callable[[VersionKey], str], settings: PlannerSettings, backoff: BackoffTable
+    ) -> None:
+        self._new_id = new_id
+        self._settings = settings
+        self._backoff = backoff
+        self._fetching: set[VersionKey] = set()
+        self._space: ArenaSpace | None = None
+        self.pending: dict[str, PendingStart] = {}
+        self.stopping: dict[str, str] = {}  # instance -> node
+        self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
+
+    def __repr__(self) -> str:
+        return f"<StartPlanner pending={len(self.pending)} prefetching={len(self.prefetching)}>"
+
+    def begin(self) -> None:
+        """Begin a planning step."""
+        self._space = None
+
+    def plan(self, request: StartRequest, step: ScalingStep) -> tuple[StartResult, list[InstanceRecord]]:
+        """Add starts to the plan, as far as nodes allow; return also idle instances to stop for the rest."""
+        key, cache = request.key, step.cache
+        version, load = cache.version(key), step.loads[key]
+        if version is None:
+            self._fetch(key, step.plan)
+            return StartResult.PLANNED, []
+        kinds = cache.index.of_each_kind()
+        if unschedulable_reason(version, kinds):
+            return StartResult.UNSCHEDULABLE, []
+        wanted = self._space_request(request, version, step)
+        space = self._step_space(cache)
+        chosen = choose_starts(wanted.count, space.candidates(wanted))
+        targets = [cache.index.usable[site.id] for site in chosen]
+        error = self._add_starts(version, targets, space, step)
+        if error:
+            return self._defer(request, version, error, step, step.now + self._settings.no_source_s), []
+        hopeless = not load.held or all(too_small(node, version, wanted.min_bytes) for node in kinds)
+        if wanted.min_bytes and not targets and hopeless:
+            return self._defer(request, version, self._backoff.space_reason(key), step, step.now), []
+        if len(targets) == request.count or not load.held or not version.image:
+            return StartResult.PLANNED, []
+        victims = choose_victims(wanted, space, step.loads, in_flight=step.in_flight, stopping=self.stopping)
+        return StartResult.PLANNED, victims
+
+    def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
+        """Return the usable nodes on which the image is arriving, oldest first."""
+        return loading_nodes(image, state_cache, self.prefetching, self.pending.values())
+
+    def on_no_space(
+        self, action: StartAction, state_cache: ClusterStateCache, reason: str, now: float
+    ) -> None:
+        """Record that the arena was too small for the start: the next one needs more free space."""
+        self.pending.pop(action.instance_id, None)
+        entry = state_cache.node(action.node)
+        if entry is None:
+            return
+        used = state_cache.index.used_images(action.node)
+        room = min(action.room_bytes, arena_room(entry.record, action.version.image, used))
+        lacked = max(0, room - image_need(action.version, entry.record))
+        self._backoff.no_space(action.key, action.node, lacked, reason, now)
+
+    def on_fetched(self, key: VersionKey) -> None:
+        """Record the end of a read of a version's record."""
+        self._fetching.discard(key)
+
+    # --- inside
+
+    def _fetch(self, key: VersionKey, plan: Plan) -> None:
+        if key not in self._fetching:
+            self._fetching.add(key)
+            plan.actions.append(FetchVersionAction(key=key))
+
+    def _step_space(self, cache: ClusterStateCache) -> ArenaSpace:
+        if self._space is None:
+            self._space = ArenaSpace(cache, reserved_bytes(cache, self.pending.values(), self._backoff))
+        return self._space
+
+    def _space_request(
+        self, request: StartRequest, version: FunctionVersion, step: ScalingStep
+    ) -> SpaceRequest:
+        """Return the request with the nodes that may start: without an instance of the version or a backoff.
+
+        An instance that is leaving does not count: it may take as long as its calls, and a new one shares its
+        image.
+        """
+        key, cache = request.key, step.cache
+        taken = {i.node for i in cache.instances(key) if not is_leaving(i, self.stopping)}
+        taken |= {start.node for start in self.pending.values() if start.key == key}
+        for node, retry_at in self._backoff.waits(key, step.now).items():
+            if node not in taken and node in cache.index.usable:
+                step.plan.replan_at(retry_at)
+                taken.add(node)
+        loading = self.loading(cache, version.image) if version.image else []
+        only = None if request.affinity is None else request.affinity.on
+        return SpaceRequest(
+            version=version,
+            count=request.count,
+            free=FreeNodes(excluded=taken, only=only),
+            min_bytes=self._backoff.min_bytes(key),
+            loading_hosts={node.host for node in loading},
+        )
+
+    def _add_starts(
+        self, version: FunctionVersion, targets: list[NodeRecord], space: ArenaSpace, step: ScalingStep
+    ) -> str:
+        """Add the starts on `targets` to the plan; return an error if no node can load the image."""
+        image, key = version.image, VersionKey(version.function, version.version)
+        holders: Mapping[str, tuple[ImageHolder, ...]] = {}
+        if image and targets:
+            nodes = step.cache.index.sources(image)
+            sources = choose_sources(image, targets, nodes, self.loading(step.cache, image))
+            if sources.error:
+                return sources.error
+            holders = sources.holders
+            if sources.loader is not None and sources.loader not in {node.id for node in targets}:
+                self.prefetching[image, sources.loader] = None
+                step.plan.actions.append(PrefetchAction(version=version, node=sources.loader, holders=()))
+        max_concurrency = self._settings.max_concurrency(version.task, step.loads[key].scaling)
+        extra = extra_bytes(version, self._backoff.min_bytes(key))
+        for node in targets:
+            instance_id = self._new_id(key)
+            self.pending[instance_id] = PendingStart(key=key, node=node.id, image=image)
+            space.reserved[node.id] += image_need(version, node) + extra
+            step.plan.actions.append(
+                StartAction(
+                    instance_id=instance_id,
+                    version=version,
+                    node=node.id,
+                    holders=holders.get(node.id, ()),
+                    max_concurrency=max_concurrency,
+                    room_bytes=arena_room(node, image, space.index.space(node.id).used),
+                )
+            )
+        return ""
+
+    def _defer(
+        self, request: StartRequest, version: FunctionVersion, reason: str, step: ScalingStep, fail_at: float
+    ) -> StartResult:
+        """Fail the queued calls and the floor of a version that no node can start, at `fail_at`."""
+        key, now = request.key, step.now
+        due = self._backoff.deadline(key, fail_at)
+        if now < due:
+            step.plan.replan_at(due)
+        elif step.loads[key].held or request.has_floor:
+            # Not again before all gateways have received the failure.
+            self._backoff.set_deadline(key, now + self._settings.backoff_s)
+            nodes = islice(step.cache.index.usable, self._settings.max_starts)
+            starts = {node: self._new_id(key) for node in nodes}
+            step.plan.actions.append(FailStartAction(version=version, starts=starts, reason=reason))
+            return StartResult.FAILED
+        return StartResult.STUCK
+
+
+def loading_nodes(
+    image: str,
+    state_cache: ClusterStateCache,
+    warming: Iterable[tuple[str, str]],
+    pending: Iterable[PendingStart],
+) -> list[NodeRecord]:
+    """Return usable nodes on which the image is arriving, oldest first; `warming` are (image, node)."""
+    names = [node for held, node in warming if held == image]
+    names += [p.node for p in pending if p.image == image]
+    for version in state_cache.versions(image):
+        key = VersionKey(version.function, version.version)
+        names += [i.node for i in sorted(state_cache.starting(key), key=lambda i: i.since)]
+    found = []
+    for name in dict.fromkeys(names):
+        node = state_cache.index.usable.get(name)
+        if node is not None and tier_of(node, image) in (Tier.DISK, Tier.NONE):
+            found.append(node)
+    return found
