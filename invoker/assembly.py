@@ -249,7 +249,9 @@ async def _open_images(
     setup: _Setup, memory: _Memory, casting: _Casting, accounting: _Accounting, stack: AsyncExitStack
 ) -> _Images:
     changed = accounting.publisher.node_changed
-    device_cache = DeviceCache(memory.arena, setup.settings.keep_hot_s, setup.clock, changed)
+    device_cache = DeviceCache(
+        memory.arena, setup.settings.keep_hot_s, setup.clock, changed, memory.tier.touch
+    )
     checks = ImageChecks(memory.tier, accounting.counters, settle_s=setup.settings.checks_settle_s)
     published = PublishedImages(
         casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer, checks.add

@@ -307,17 +307,12 @@ class Node:
         holdings = []
         for image in dependencies.tier.images():
             device_image = on_device.pop(image.digest, None)
-            used_at = image.last_used_at
-            tiers: tuple[Tier, ...] = (Tier.HOST,)
-            if device_image is not None:
-                used_at = max(used_at, wall_s - (now_s - device_image.last_used_s))
-                tiers = (Tier.GPU, Tier.HOST)
             holdings.append(
                 CachedImage(
                     image=image.digest,
-                    tiers=tiers,
+                    tiers=(Tier.HOST,) if device_image is None else (Tier.GPU, Tier.HOST),
                     bytes=image.nbytes,
-                    last_used_at=used_at,
+                    last_used_at=image.last_used_at,
                     pinned=image.kept,
                 )
             )

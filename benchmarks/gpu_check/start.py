@@ -163,7 +163,7 @@ async def _generate(instance: Instance) -> tuple[int, ...]:
 def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Path) -> InstanceContext:
     """Return a node's dependencies; images missing from the host tier come from `content`."""
     clock = SystemClock()
-    device_cache = DeviceCache(arena, _KEPT_S, clock, lambda: None)
+    device_cache = DeviceCache(arena, _KEPT_S, clock, lambda: None, lambda _: None)
     sources = LoadSources(
         node="gpu-check",
         host="gpu-check",

@@ -18,7 +18,7 @@ REQUEST_TIMEOUT_S = 1800.0
 
 @dataclass(slots=True, kw_only=True)
 class Replay:
-    """One replay in progress; `late_s` is how long after its scheduled time each request was sent."""
+    """One replay in progress. Latencies count from the scheduled times."""
 
     run: str
     target: HttpEndpoint
@@ -28,11 +28,15 @@ class Replay:
     prompts: "PromptPool"
     finished: list[StreamResult] = field(default_factory=list)
     moments_s: dict[str, float] = field(default_factory=dict)
-    late_s: list[float] = field(default_factory=list)
     sent: int = 0
     interrupted: bool = False
     wall_s: float = 0.0
     cpu_s: float = 0.0
+
+    @property
+    def late_s(self) -> list[float]:
+        """How long after its scheduled time each finished request was sent."""
+        return [done.late_s for done in self.finished]
 
     async def go(self, stop: asyncio.Event) -> None:
         """Send all requests and wait for the responses; `stop` abandons the rest."""
@@ -56,15 +60,14 @@ class Replay:
             for index, arrival in enumerate(self.arrivals):
                 at_s = started_s + arrival.offset_s / self.speedup
                 await asyncio.sleep(max(0.0, at_s - time.perf_counter()))
-                self.late_s.append(time.perf_counter() - at_s)
                 self.sent += 1
-                group.create_task(self._one(index, arrival))
+                group.create_task(self._one(index, arrival, at_s))
 
-    async def _one(self, index: int, arrival: TraceRequest) -> None:
+    async def _one(self, index: int, arrival: TraceRequest, due_s: float) -> None:
         name = f"{self.run}-{index}"
         self.moments_s[name] = arrival.offset_s / self.speedup
         body = self.prompts.body(self.functions[arrival.function], index, arrival)
-        done = await stream_completion(self.target, name, body, REQUEST_TIMEOUT_S)
+        done = await stream_completion(self.target, name, body, REQUEST_TIMEOUT_S, due_s)
         expected = arrival.prompt_tokens, arrival.output_tokens
         if not done.failure and (done.prompt_tokens, done.completion_tokens) != expected:
             done.failure = "wrong length"

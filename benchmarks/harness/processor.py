@@ -11,7 +11,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """Seconds of all processors since boot; `stolen_s` went to other guests of the host."""
+    """Seconds of all processors since boot; `stolen_s` went to other guests while work waited for it."""
 
     busy_s: float
     idle_s: float
@@ -26,9 +26,10 @@ class ProcessorTimes:
 
     @property
     def share(self) -> float:
-        """The fraction of all processor time that was used, by any process of the machine."""
-        whole_s = self.busy_s + self.idle_s + self.stolen_s
-        return self.busy_s / whole_s if whole_s else 0.0
+        """The fraction of all processor time that was used, by any process of the machine, or stolen."""
+        taken_s = self.busy_s + self.stolen_s
+        whole_s = taken_s + self.idle_s
+        return taken_s / whole_s if whole_s else 0.0
 
 
 def process_cpu_s() -> float:

@@ -18,10 +18,12 @@ _TAIL_BYTES = 16_384
 class StreamResult:
     """The result of one request; times are from `time.perf_counter`, `failure` is empty on success.
 
+    It was due at `due_s`, from which latencies count, and sent at `sent_s`, when its bytes were ready.
     `events_s` are the arrivals of pieces of the response, the last of which hold no tokens.
     """
 
     request_id: str
+    due_s: float = 0.0
     sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
@@ -34,7 +36,11 @@ class StreamResult:
 
     @property
     def ttft_s(self) -> float:
-        return self.first_s - self.sent_s
+        return self.first_s - self.due_s
+
+    @property
+    def late_s(self) -> float:
+        return self.sent_s - self.due_s
 
     @property
     def gaps_s(self) -> list[float]:
@@ -95,13 +101,17 @@ def parse_tail(streamed: StreamResult, tail: bytes) -> str:
 
 
 async def stream_completion(
-    target: HttpEndpoint, request_id: str, body: bytes, timeout_s: float
+    target: HttpEndpoint, request_id: str, body: bytes, timeout_s: float, due_s: float | None = None
 ) -> StreamResult:
-    """Request a completion and read it to its end; failures are reported in the result."""
-    streamed = StreamResult(request_id=request_id, sent_s=time.perf_counter())
+    """Request a completion and read it to its end; failures are reported in the result.
+
+    It is due now unless `due_s` is given.
+    """
+    request, now_s = target.request(request_id, body), time.perf_counter()
+    streamed = StreamResult(request_id=request_id, due_s=now_s if due_s is None else due_s, sent_s=now_s)
     reader = _StreamReader(streamed=streamed)
     try:
-        await reader.read(target, target.request(request_id, body), timeout_s)
+        await reader.read(target, request, timeout_s)
     except TimeoutError:
         streamed.failure = "timeout"
     except OSError as error:

@@ -24,7 +24,7 @@ from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.ledger_check import compare_ledger
 from benchmarks.harness.open_loop import PromptPool, Replay
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.processor import read_times
+from benchmarks.harness.processor import ProcessorTimes, read_times
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.harness.traces import TraceRequest
 from invoker.emulated.tokens import FIRST_TOKEN
@@ -36,7 +36,7 @@ _CHECK_S = 60.0
 class SendTrace(CrewMessage, frozen=True, kw_only=True):
     """Send these (second, prompt tokens, output tokens, function), then report; answered by TraceSent.
 
-    The window lasts `window_s` from the first second, or until the last answer if that is later.
+    The window lasts `window_s` from the first second, however long answers take.
     """
 
     functions: list[str]
@@ -48,7 +48,7 @@ class SendTrace(CrewMessage, frozen=True, kw_only=True):
 class StreamedAnswer(msgspec.Struct, kw_only=True, array_like=True):
     """One request, in seconds since the window began; `gaps_us` are microseconds between tokens."""
 
-    sent_s: float
+    due_s: float
     first_s: float
     last_s: float
     tokens: int
@@ -58,10 +58,10 @@ class StreamedAnswer(msgspec.Struct, kw_only=True, array_like=True):
 
 
 class TraceSent(CrewMessage, frozen=True, kw_only=True):
-    """The answers, and the use of GPUs and processors in the window.
+    """The answers, and the use of GPUs in the window.
 
     `started_s` is on the machine's monotonic clock, `ended_s` since then. `late_s` is the 99th percentile of
-    how late requests were sent.
+    how late requests were sent, `processor_share` the use of processors until the last one was due.
     """
 
     started_s: float
@@ -94,10 +94,10 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
     gc.freeze()
     watching = asyncio.create_task(_watch(replay))
     began_at, started_s, started_perf_s = time.time(), time.monotonic(), time.perf_counter()
-    before = read_times()
+    using = asyncio.create_task(_processor_use(arrivals[-1].offset_s))
     await replay.go(asyncio.Event())
     await asyncio.sleep(max(0.0, started_s + order.window_s - time.monotonic()))
-    used, ended_s = read_times().since(before), time.monotonic() - started_s
+    used = await using
     watching.cancel()
     async with AdminClient.connect(url, key) as admin:
         found = [
@@ -109,10 +109,10 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
             )
             for place, name in enumerate(order.functions)
         ]
-        gpu = await admin.gpu_time(began_at, began_at + ended_s)
+        gpu = await admin.gpu_time(began_at, began_at + order.window_s)
     return TraceSent(
         started_s=started_s,
-        ended_s=ended_s,
+        ended_s=order.window_s,
         answers=[_answer(done, started_perf_s) for done in replay.finished],
         late_s=percentile(replay.late_s, 99) or 0.0,
         processor_share=used.share,
@@ -130,7 +130,7 @@ def _function(replay: Replay, done: StreamResult) -> int:
 
 def _answer(done: StreamResult, started_s: float) -> StreamedAnswer:
     return StreamedAnswer(
-        sent_s=done.sent_s - started_s,
+        due_s=done.due_s - started_s,
         first_s=done.first_s - started_s,
         last_s=done.last_s - started_s,
         tokens=done.completion_tokens,
@@ -138,6 +138,13 @@ def _answer(done: StreamResult, started_s: float) -> StreamedAnswer:
         failure=done.failure,
         gaps_us=[round(gap_s * 1e6) for gap_s in done.gaps_s],
     )
+
+
+async def _processor_use(seconds: float) -> ProcessorTimes:
+    """Return what the machine's processors do from now on for so long."""
+    before = read_times()
+    await asyncio.sleep(seconds)
+    return read_times().since(before)
 
 
 async def _watch(replay: Replay) -> None:

@@ -7,11 +7,13 @@ same times, whether or not earlier ones are answered (open-loop). All modes have
 targets. Times are model time: measured time divided by --slower, so that the platform's own overhead counts
 for that much less than on real devices.
 
-One record per mode: `gpu_s` is the allocated accelerator time from the ledger over the window, `host_byte_s`
+One record per mode: `gpu_s` is the allocated accelerator time from the ledger over the window, which ends
+--tail after the last request is due in all modes (`answered_after_end` were not complete then), `host_byte_s`
 the host memory of model copies over time, `cast_bytes` what nodes received from others, `slo_attainment` the
 share of requests with both TTFT and mean time between tokens within the targets, `slo_5x_attainment` within
-five times the means of full provisioning. A run counts only with 0 failed requests, an exact ledger, a client
-less than 10 ms late (P99) and processors less than 70 % busy (`counts`, `runs`).
+five times the means of full provisioning, if that is among the modes. TTFT counts from when a request is due.
+A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
+less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`).
 
 modes (`hypercast-pipeline` and `stop-the-world` not by default):
 """

@@ -10,9 +10,12 @@ Series = Sequence[tuple[float, float]]  # (second, value from then on)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answered request, in model seconds; `tbt_s` is the mean between tokens, None for a single one."""
+    """One answered request, in model seconds; `ttft_s` counts from `due_s`, when it was to be sent.
 
-    sent_s: float
+    `tbt_s` is the mean between tokens, None for a single one.
+    """
+
+    due_s: float
     ttft_s: float
     tbt_s: float | None
     tokens: int

@@ -28,8 +28,9 @@ class TraceScenario:
     """What is equal for all modes; all times are model time.
 
     `policy` is the scaling policy with its settings, `scale_down_s` how long a surplus of instances lasts,
-    `host_ttl_s` how long an idle copy stays in host memory. Runs begin with one instance, and end `tail_s`
-    after the last arrival or with the last answer.
+    `host_ttl_s` how long an idle copy stays in host memory. Runs begin with one instance, and their windows
+    end `tail_s` after the last arrival: requests that are not answered by then are, but the GPU time that
+    they take later does not count.
     """
 
     device: EmulatedDevice

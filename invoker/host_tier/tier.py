@@ -8,7 +8,7 @@ import logging
 import mmap
 import os
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +105,11 @@ class HostTier:
             os.utime(path)
         nbytes = os.fstat(fd).st_size
         return HostMapping(path, fd, map_file(fd, nbytes), nbytes)
+
+    def touch(self, digest: str) -> None:
+        """Record that an image was in use until now, if it is in the tier."""
+        with suppress(FileNotFoundError):
+            os.utime(self._folder.image(digest))
 
     def keep(self, digest: str) -> bool:
         """Mark a complete image as the cluster's retained copy; return False if it is not in the tier."""

@@ -40,14 +40,23 @@ class DeviceCache:
     """The images in an arena. Belongs to the event loop's thread.
 
     Each `acquire` and `reserve` is paired with one `release`. An image without users is freed `keep_hot_s`
-    after its last use, or earlier if its room is needed.
+    after its last use, or earlier if its room is needed. `used` is called with the image at the end of each
+    use, so that its copy in host memory is as recent.
     """
 
-    def __init__(self, arena: Arena, keep_hot_s: float, clock: Clock, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        keep_hot_s: float,
+        clock: Clock,
+        changed: Callable[[], None],
+        used: Callable[[str], None],
+    ) -> None:
         self._arena = arena
         self._keep_hot_s = keep_hot_s
         self._clock = clock
         self._changed = changed
+        self._used = used
         self._by_image: dict[str, DeviceImage] = {}
         self.evictions = 0
 
@@ -138,11 +147,13 @@ class DeviceCache:
         assert device_image.users > 0, f"{device_image} is not in use"
         device_image.users -= 1
         device_image.last_used_s = self._clock.monotonic_s()
+        self._used(device_image.image)
         if device_image.users:
             return
         if device_image.state is DeviceImageState.COMPLETE and self._keep_hot_s > 0:
             loop = asyncio.get_running_loop()
             device_image.expiry = loop.call_later(self._keep_hot_s, self._free, device_image)
+            self._changed()
         else:
             self._free(device_image)
 

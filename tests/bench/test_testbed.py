@@ -119,7 +119,7 @@ def test_processor_time_is_read_from_the_kernel() -> None:
     assert read_times().busy_s > 0
     times = ProcessorTimes(busy_s=1.7, idle_s=8.4, stolen_s=0.2)
     later = ProcessorTimes(busy_s=2.7, idle_s=9.2, stolen_s=0.4)
-    assert later.since(times).share == pytest.approx(0.5)
+    assert later.since(times).share == pytest.approx(0.6)  # stolen time is not there for other work
 
 
 def test_mpirun_is_led_to_the_namespaces() -> None:

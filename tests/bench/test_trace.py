@@ -43,7 +43,7 @@ SLO = Slo(ttft_s=1.0, tbt_s=0.2)
 
 
 def answer(ttft_s: float, tbt_s: float | None = 0.05) -> Answer:
-    return Answer(sent_s=0.0, ttft_s=ttft_s, tbt_s=tbt_s, tokens=5, start_kind="hot")
+    return Answer(due_s=0.0, ttft_s=ttft_s, tbt_s=tbt_s, tokens=5, start_kind="hot")
 
 
 # --- which requests
@@ -143,9 +143,9 @@ def test_gaps_are_between_tokens() -> None:
 
 
 def sent_trace() -> TraceSent:
-    def one(sent_s: float, first_s: float, failure: str = "") -> StreamedAnswer:
+    def one(due_s: float, first_s: float, failure: str = "") -> StreamedAnswer:
         return StreamedAnswer(
-            sent_s=sent_s,
+            due_s=due_s,
             first_s=first_s,
             last_s=first_s + 1.0,
             tokens=6,
@@ -180,12 +180,13 @@ def run_at(slower: int = 2) -> TraceRun:
 
 def test_a_run_is_in_model_time_and_the_bytes_of_the_model() -> None:
     run = run_at()
-    assert [one.ttft_s for one in run.answers] == [0.5, 5.0, 0.5] and run.answers[1].sent_s == 2.0
+    assert [one.ttft_s for one in run.answers] == [0.5, 5.0, 0.5] and run.answers[1].due_s == 2.0
     assert run.answers[0].tbt_s == pytest.approx(0.1) and set(run.gaps_s) == {0.1}
     assert (run.gpu_s, run.ended_s) == (30.0, 20.0)
     assert run.instances == [(0.0, 1), (10.0, 2)]  # what came after the window is not in it
     assert integral(run.instances, 0.0, run.ended_s) == 30.0
     assert run.cast_bytes == 700_000 and run.host_byte_s == 20.0 * 1000 * 1000
+    assert run.answered_after_end == 0
     assert run.faults == [] and run.plans["planners"] == {"tree": 1}
 
 
@@ -205,6 +206,16 @@ def test_a_run_says_why_it_does_not_count() -> None:
         "the client was 12 ms late",
         "processors were 90% busy",
     ]
+
+
+def test_five_times_the_mean_is_that_of_full_provisioning_or_nothing() -> None:
+    runs = {name: [run_at()] for name in ("hypercast", "fixed-full")}
+    rows = [record_of(name, found, SLO, {}) for name, found in runs.items()]
+    five_means_of(rows, runs)
+    assert [row["slo_5x"]["of"] for row in rows] == ["fixed-full"] * 2
+    assert rows[0]["slo_5x_attainment"] == 1.0
+    five_means_of(rows[:1], {"hypercast": runs["hypercast"]})
+    assert rows[0]["slo_5x"] is None and rows[0]["slo_5x_attainment"] is None
 
 
 def test_records_and_their_picture(tmp_path: Path) -> None:

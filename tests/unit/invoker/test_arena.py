@@ -63,7 +63,11 @@ async def test_a_copy_follows_the_bytes_that_arrive() -> None:
 
 def device_cache_of(nbytes: int, keep_hot_s: float) -> tuple[CpuArena, DeviceCache, list[int]]:
     arena, changes = CpuArena(nbytes), []
-    return arena, DeviceCache(arena, keep_hot_s, FakeClock(), lambda: changes.append(1)), changes
+    return (
+        arena,
+        DeviceCache(arena, keep_hot_s, FakeClock(), lambda: changes.append(1), lambda _: None),
+        changes,
+    )
 
 
 async def test_an_image_without_users_is_freed_at_once_by_default() -> None:
@@ -82,7 +86,7 @@ async def test_an_image_without_users_is_freed_at_once_by_default() -> None:
 
 async def test_idle_images_make_room_least_recently_used_first() -> None:
     clock, arena = FakeClock(), CpuArena(3 * MIB)
-    device_cache = DeviceCache(arena, 60.0, clock, lambda: None)
+    device_cache = DeviceCache(arena, 60.0, clock, lambda: None, lambda _: None)
     for name in "abc":
         device_image = device_cache.reserve(name, MIB)
         device_cache.settle(device_image, loaded=True)

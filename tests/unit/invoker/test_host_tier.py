@@ -93,6 +93,19 @@ def test_the_least_recently_used_idle_image_goes_first(folder: Path, open_tier: 
     assert tier.evict(digest("a")) and not tier.evict(digest("a"))
 
 
+def test_the_end_of_a_use_is_the_last_use_also_for_other_processes(folder: Path, open_tier: OpenTier) -> None:
+    tier, other = open_tier(200 * KIB), open_tier(200 * KIB)
+    for age, name in enumerate("ab"):
+        fill(tier, name, 100 * KIB).close()
+        os.utime(folder / digest(name), (1000.0 + age, 1000.0 + age))
+    tier.touch(digest("a"))
+    tier.touch(digest("gone"))
+    assert [image.digest for image in other.images()] == [digest("b"), digest("a")]
+    assert other.images()[1].last_used_at > 1001.0
+    fill(other, "c", 100 * KIB).close()
+    assert [tier.holds(digest(name)) for name in "abc"] == [True, False, True]
+
+
 def test_kept_images_go_last_and_not_at_all_for_one_that_yields(folder: Path, open_tier: OpenTier) -> None:
     tier, other = open_tier(300 * KIB), open_tier(300 * KIB)
     for age, name in enumerate("abc"):

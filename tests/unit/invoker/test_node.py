@@ -1,6 +1,8 @@
 """A node from outside: starts from every tier, the work it does, its life cycle."""
 
 import asyncio
+import os
+import time
 from itertools import count
 from pathlib import Path
 
@@ -276,6 +278,21 @@ async def test_work_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             assert raised.value.code == code, request
         (done,) = await node.ask(DropImage(image=image.digest, tier="gpu"))
         assert done == Acknowledged(detail="in use, or not cached")
+
+
+@pytest.mark.parametrize("keep_hot", ["0s", "1h"])
+async def test_a_host_copy_was_last_used_when_its_instance_ended(tmp_path: Path, keep_hot: str) -> None:
+    image = make_image("a", SIZE)
+    async with FakeCluster(tmp_path) as cluster:
+        async with cluster.node("n0", "h0", "--keep-hot", keep_hot) as node:
+            await cluster.put(image)
+            await node.ask(start_request("i1", image))
+            loaded_at = 1000.0
+            os.utime(cluster.shm / "h0" / image.digest, (loaded_at, loaded_at))  # long ago
+            stopped_at = time.time()
+            await node.ask(StopInstance(instance_id="i1"))
+            (held,) = (await node.record()).holdings
+            assert held.last_used_at > stopped_at - 1.0
 
 
 async def test_an_idle_image_stays_hot_until_its_room_is_needed(tmp_path: Path) -> None:
