@@ -100,6 +100,8 @@ class Controller:
             for instance_id in self._planner.stand_down():
                 self._state_cache.set_draining(instance_id, False)
             self._debouncer.reset()
+            self._decisions.stand_down()
+            self._demand_sum = DemandSum()  # what arrives meanwhile is no burst
             self._led_from_s = None
             return Plan()
         now = self._clock.monotonic_s()
@@ -115,7 +117,7 @@ class Controller:
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
         self.desired = plan.desired
-        self._decisions.note(plan, self._clock.wall_s())
+        self._decisions.note(plan, self._state_cache.functions, self._clock.wall_s())
         for instance_id, paused in plan.paused.items():
             self._state_cache.set_draining(instance_id, paused)
             log.info("%s instance %s", "pausing" if paused else "resuming", instance_id)

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 
 from gateway.cluster.state_cache import VersionKey
 from gateway.planning.plan import DecidedLoad, Plan
 from registry.errors import RegistryError
-from registry.records.function import ScalingMode
+from registry.records.function import Function, ScalingMode
 from registry.records.scaling import ScalingInputs, ScalingRecord
 from registry.state import ClusterState
 
@@ -15,24 +16,34 @@ log = logging.getLogger(__name__)
 
 
 class DecisionPublisher:
-    """A publisher of the latest decision of each version; `note` is cheap."""
+    """A publisher of the latest decision on the current version of each function; `note` is cheap."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, *, retry_s: float = 0.5) -> None:
         self._state = state
-        self._desired: dict[VersionKey, int] = {}
-        self._waiting: dict[VersionKey, ScalingRecord] = {}
+        self._retry_s = retry_s
+        self._desired: dict[str, tuple[VersionKey, int]] = {}  # what was last noted, by function
+        self._waiting: dict[str, ScalingRecord] = {}
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<DecisionPublisher {len(self._waiting)} waiting>"
 
-    def note(self, plan: Plan, wall_s: float) -> None:
-        """Publish what the plan has decided anew."""
+    def note(self, plan: Plan, functions: Mapping[str, Function], wall_s: float) -> None:
+        """Publish what the plan has decided anew, except on versions that are being replaced."""
+        noted: dict[str, tuple[VersionKey, int]] = {}
         for key, decided in plan.decisions.items():
-            if self._desired.get(key) != decided.decision.desired:
-                self._waiting[key] = scaling_record(key, decided, wall_s)
+            head = functions.get(key.function)
+            if head is None or head.current != key.version:
+                continue
+            noted[key.function] = key, decided.decision.desired
+            if self._desired.get(key.function) != noted[key.function]:
+                self._waiting[key.function] = scaling_record(key, decided, wall_s)
                 self._changed.set()
-        self._desired = dict(plan.desired)
+        self._desired = noted
+
+    def stand_down(self) -> None:
+        """Publish no more decisions: another gateway's are newer."""
+        self._desired, self._waiting = {}, {}
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -43,8 +54,12 @@ class DecisionPublisher:
                 record = self._waiting.pop(next(iter(self._waiting)))
                 try:
                     await self._state.put_scaling_record(record)
-                except RegistryError as error:  # the next one will show
+                except RegistryError as error:
                     log.info("decision on %s not published: %s", record.function, error)
+                    await asyncio.sleep(self._retry_s)
+                    key = VersionKey(record.function, record.version)
+                    if self._desired.get(record.function) == (key, record.desired):
+                        self._waiting.setdefault(record.function, record)
 
 
 def scaling_record(key: VersionKey, decided: DecidedLoad, wall_s: float) -> ScalingRecord:

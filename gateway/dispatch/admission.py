@@ -185,6 +185,12 @@ class Admission:
                 retry_after_s=self._limits.retry_after_s,
             )
 
+    def expect(self, queued: QueuedRequest) -> None:
+        """Set the KV cache that a new call is expected to take; from then on it holds that."""
+        if queued.tokens.prompt:
+            output = self.averages.of(queued.key).expected_output(queued.max_tokens)
+            queued.tokens = queued.tokens._replace(kv=queued.tokens.prompt + output)
+
     def enqueue(self, queued: QueuedRequest) -> RequestQueue:
         """Add a new call to its queue. Raises DispatchError if that is full and no other call is evicted."""
         queue = self.queue(queued.key)
@@ -299,15 +305,13 @@ class Admission:
             self._tidy(queued.key)
 
     def _arrive(self, queue: RequestQueue, queued: QueuedRequest) -> None:
-        """Count a new call, and set its number and tokens."""
+        """Count a new call, and set its number."""
         self._arrivals += 1
         queued.arrival = self._arrivals
         if queued.tokens.prompt:
             averages = self.averages.of(queued.key)
             averages.arrived_calls += 1
             averages.arrived_tokens += queued.tokens.prompt
-            output = averages.expected_output(queued.max_tokens)
-            queued.tokens = queued.tokens._replace(kv=queued.tokens.prompt + output)
         queue.kv_tokens += queued.tokens.kv
 
     def _count(self, queue: RequestQueue, queued: QueuedRequest) -> None:

@@ -160,6 +160,7 @@ class CallDispatcher:
         ready = state_cache.ready(key)
         now_s, serial = self.clock.monotonic_s(), state_cache.backoff.serial
         queued = QueuedRequest(call, key, now_s, serial, hot=bool(ready))
+        self._admission.expect(queued)
         queue = self._admission.find(key)
         first = queue is None or not queue.held
         if first and ready and not state_cache.pipelines(key) and self._start(queued, ready):

@@ -5,6 +5,7 @@ small part of the time that its model takes to load.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gateway.cluster.state_cache import VersionKey
 from gateway.planning.plan import VersionDemand
@@ -53,6 +54,6 @@ class DemandDebouncer:
             if reported.calls <= known.calls or now >= (until := since + self._settle_s(key)):
                 self._known[key] = reported, None
             else:
-                self._known[key] = (known if known.calls else VersionDemand(held=1)), since
+                self._known[key] = (known if known.calls else replace(known, held=1)), since
                 next_at = until if next_at is None else min(next_at, until)
         return {key: counts for key, (counts, _) in self._known.items()}, next_at

@@ -73,7 +73,8 @@ class LoadTarget:
 
         if state.trend is None and load.starting and not (asleep or state.cut):
             # Another controller started these, perhaps on an operator's request: complete that.
-            state = replace(state, floor=max(state.floor, load.live))
+            floor, completing = max(state.floor, load.live), state.floor < load.live
+            state = replace(state, floor=floor, floor_until=None, completing=completing)
         floor, floor_until = floor_of(load, state, now)
         desired, reason = clamp(need.instances, low, load.cap), need.reason
         times = [] if floor_until is None else [floor_until]
@@ -94,7 +95,13 @@ class LoadTarget:
         return ScalingDecision(
             desired=desired,
             reason=reason,
-            state=PolicyState(floor=floor, floor_until=floor_until, asleep=asleep, trend=trend),
+            state=PolicyState(
+                floor=floor,
+                floor_until=floor_until,
+                completing=state.completing and floor_until is None,
+                asleep=asleep,
+                trend=trend,
+            ),
             next_at=min((at for at in times if now < at < math.inf), default=None),
         )
 
@@ -242,8 +249,9 @@ class PolicyBySetting:
 def _followed(load: FunctionLoad, state: PolicyState, now: float, window_s: float) -> Trend:
     """Return the trend at `now`; one that begins needs all present instances."""
     if state.trend is None:
-        return Trend(at=now, arrived=load.tokens.arrived_tokens, needs=((now, load.live),))
-    return state.trend.with_arrivals(load.tokens.arrived_tokens, now, window_s)
+        arrived = load.tokens.arrived_tokens if load.tokens.arrived_calls else None
+        return Trend(at=now, arrived=arrived, needs=((now, load.live),))
+    return state.trend.with_arrivals(load.tokens, now, window_s)
 
 
 def _changes_at(trend: Trend, window_s: float, last_until: float) -> list[float]:

@@ -1,13 +1,14 @@
 """The load of function versions as input of the scaling policy. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.outlook import LoadOutlook
 from gateway.planning.plan import PendingStart, VersionDemand
-from gateway.planning.policy import FunctionLoad
+from gateway.planning.policy import FunctionLoad, PolicyState
 from registry.records.function import ScalingMode
+from registry.records.instance import InstanceRecord, InstanceState
 
 
 def function_loads(
@@ -17,11 +18,12 @@ def function_loads(
     stopping: Collection[str],
     outlook: LoadOutlook,
     paused: Collection[str] = (),
+    states: Mapping[VersionKey, PolicyState] | None = None,
 ) -> dict[VersionKey, FunctionLoad]:
     """Return the load of each current version, and of each other one with calls or instances.
 
     `pending` are requested starts without a record, by instance. The `outlook` has begun this step.
-    `paused` ones get no calls, and can be used again at once.
+    `paused` ones get no calls, and can be used again at once. `states` are those of the last decisions.
     """
     nodes = outlook.nodes
     waiting: dict[VersionKey, list[str]] = {}
@@ -52,12 +54,25 @@ def function_loads(
             version = state_cache.version(key)
             known = state_cache.instances(key)
             taken = [*(i.node for i in known), *(pending[id_].node for id_ in requested)]
-            resumable = len([i for i in known if i.instance_id in paused])
+            resumable = len(can_resume((i for i in known if i.instance_id in paused), state_cache))
+            trend = states[key].trend if states and key in states else None
             load = replace(
                 load,
+                last_need=None if trend is None else trend.last_need,
                 capacity=outlook.capacity(key, ready),
                 starts=replace(outlook.starts(version, taken), paused=resumable),
                 starting_s=outlook.remaining_s(version, coming, requested),
             )
         loads[key] = load
     return loads
+
+
+def can_resume(paused: Iterable[InstanceRecord], state_cache: ClusterStateCache) -> list[InstanceRecord]:
+    """Return the paused instances that calls can go to again."""
+    return [
+        one
+        for one in paused
+        if one.state is InstanceState.READY
+        and (entry := state_cache.node(one.node)) is not None
+        and entry.usable
+    ]

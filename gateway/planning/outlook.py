@@ -1,9 +1,11 @@
 """What the load target has to go by: seen capacities, and when instances would be ready. No I/O."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
+
+import msgspec
 
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.work import UNSEEN, InstanceCapacity, StartForecast
@@ -17,6 +19,11 @@ _FIXED_S = 0.1  # of a start, where none was seen
 _LATEST = 0.5  # weight of the latest start in the average of its kind
 _LATE = 0.1  # part of its expected time that a late start is still expected to take
 _MAX_KEPT = 4096
+# What a node reports is taken within these bounds only.
+_RATES = (1e-3, 1e9)  # prompt tokens per second
+_STEPS_S = (1e-7, 3600.0)
+_MAX_START_S = 86400.0
+_MAX_TOKENS = 1 << 40
 
 
 class CapacityTable:
@@ -29,9 +36,12 @@ class CapacityTable:
     def __repr__(self) -> str:
         return f"<CapacityTable of {len(self._by_node)} nodes, {len(self._last)} versions>"
 
-    def put(self, node: str, loads: tuple[InstanceLoad, ...]) -> None:
-        """Replace the loads of a node's instances; none if it reports no more."""
-        if loads:
+    def put(self, node: str, loads: Iterable[InstanceLoad]) -> None:
+        """Replace the loads of a node's instances; none if it reports no more.
+
+        What cannot be is as if it were not seen.
+        """
+        if loads := tuple(map(_plausible, loads)):
             self._by_node[node] = loads
         else:
             self._by_node.pop(node, None)
@@ -40,12 +50,19 @@ class CapacityTable:
         """Drop the loads, but not what is known of versions."""
         self._by_node.clear()
 
-    def capacities(self) -> dict[VersionKey, InstanceCapacity]:
-        """Return the capacity of an instance of each version with ready ones, or that had such before."""
+    def capacities(
+        self, instance: Callable[[str], InstanceRecord | None]
+    ) -> dict[VersionKey, InstanceCapacity]:
+        """Return the capacity of an instance of each version with ready ones, or that had such before.
+
+        `instance` returns the record of an instance: a node's reports on those of others do not count.
+        """
         loads: dict[VersionKey, list[InstanceLoad]] = defaultdict(list)
-        for reported in self._by_node.values():
+        for node, reported in self._by_node.items():
             for load in reported:
-                loads[VersionKey(load.function, load.version)].append(load)
+                record = instance(load.instance_id)
+                if record is not None and record.node == node:
+                    loads[VersionKey(record.function, record.version)].append(load)
         found = {key: replace(one, kv_used_tokens=0) for key, one in self._last.items()}
         for key, group in loads.items():
             self._last.pop(key, None)
@@ -53,6 +70,22 @@ class CapacityTable:
         while len(self._last) > _MAX_KEPT:
             del self._last[next(iter(self._last))]
         return found
+
+
+def _plausible(load: InstanceLoad) -> InstanceLoad:
+    """Return the load without numbers that cannot be."""
+    rate, kv_tokens = load.prefill_tokens_s, min(max(0, load.kv_tokens), _MAX_TOKENS)
+    return msgspec.structs.replace(
+        load,
+        prefill_tokens_s=rate if _RATES[0] <= rate <= _RATES[1] else 0.0,
+        decode_steps=tuple(
+            (count, seconds)
+            for count, seconds in load.decode_steps
+            if 0 < count < _MAX_TOKENS and _STEPS_S[0] <= seconds <= _STEPS_S[1]
+        ),
+        kv_tokens=kv_tokens,
+        kv_used_tokens=min(max(0, load.kv_used_tokens), kv_tokens),
+    )
 
 
 def _capacity(loads: Iterable[InstanceLoad], before: InstanceCapacity) -> InstanceCapacity:
@@ -86,7 +119,7 @@ class StartTimes:
         """Add the start of an instance that is ready."""
         key = VersionKey(record.function, record.version), record.start_kind
         took_s = sum(record.phases_ms.values()) / 1e3
-        if took_s > 0:
+        if 0 < took_s <= _MAX_START_S:
             before = self._seen.pop(key, took_s)
             self._seen[key] = before + _LATEST * (took_s - before)
         if len(self._seen) > _MAX_KEPT:
@@ -123,7 +156,7 @@ class LoadOutlook:
         """Prepare for a step at `now`."""
         self._now, self._nodes, self._holders = now, list(state_cache.usable_nodes()), None
         self.nodes = len(self._nodes)
-        self._of_version = self.capacities.capacities()
+        self._of_version = self.capacities.capacities(state_cache.instance)
         self._link_bytes_s = state_cache.link_rates.usual_bytes_per_s()
 
     def capacity(self, key: VersionKey, ready: Sequence[InstanceRecord]) -> InstanceCapacity:

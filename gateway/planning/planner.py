@@ -5,21 +5,31 @@ requested twice. `plan` returns actions; the controller that executes them repor
 `on_*` methods.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gateway.cluster.backoff import BackoffTable
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.actions import StartAction, StopAction
-from gateway.planning.loads import function_loads
+from gateway.planning.loads import can_resume, function_loads
 from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import choose_stops
 from gateway.planning.plan import DecidedLoad, NodeAffinity, Plan, PlannerSettings, VersionDemand
-from gateway.planning.policy import FunctionLoad, PolicyState, ScalerPolicy, with_target, without_floor
+from gateway.planning.policy import (
+    FunctionLoad,
+    PolicyState,
+    ScalerPolicy,
+    ScalingDecision,
+    with_target,
+    without_floor,
+)
 from gateway.planning.starts import ScalingStep, StartPlanner, StartRequest, StartResult
 from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
+
+log = logging.getLogger(__name__)
 
 
 class ScalingPlanner:
@@ -38,6 +48,7 @@ class ScalingPlanner:
         self._states: dict[VersionKey, PolicyState] = {}
         self._current: dict[str, int] = {}
         self._retiring: set[VersionKey] = set()
+        self._undecided: set[VersionKey] = set()  # the policy failed
         self._affinities: dict[VersionKey, NodeAffinity] = {}
         self._seen_requests: dict[str, float] = {}
         self.backoff = backoff or BackoffTable(
@@ -73,7 +84,9 @@ class ScalingPlanner:
         plan = Plan()
         self._stop_orphans(state_cache, plan)
         self.outlook.begin(state_cache, now)
-        loads = function_loads(state_cache, demands, self.pending, self.stopping, self.outlook, self._paused)
+        loads = function_loads(
+            state_cache, demands, self.pending, self.stopping, self.outlook, self._paused, self._states
+        )
         step = ScalingStep(cache=state_cache, loads=loads, in_flight=in_flight, plan=plan, now=now)
         for key in self._update_current(step):
             if not self._plan_version(key, step):
@@ -101,6 +114,7 @@ class ScalingPlanner:
         self._states.pop(key, None)
         self._affinities.pop(key, None)
         self._retiring.discard(key)
+        self._undecided.discard(key)
         self.backoff.reset(key)
         self.backoff.clear_deadline(key)
 
@@ -177,7 +191,8 @@ class ScalingPlanner:
             current = VersionKey(key.function, step.cache.functions[key.function].current)
             new = step.loads[current]
             if new.ready < min(step.plan.desired.get(current, 0), new.cap):
-                return False  # the old version stays until the new one is ready
+                self._stop_paused(key, step)  # they may be in its way
+                return False  # the other ones stay until the new version is ready
             load = replace(load, scaling=replace(load.scaling, keep_alive_s=0.0))
             state = without_floor(state)
         ready = [i for i in step.cache.ready(key) if i.instance_id not in self.stopping]
@@ -189,7 +204,7 @@ class ScalingPlanner:
             state, keep_on = with_target(state, affinity.instances), affinity.on
             affinity = None
             del self._affinities[key]
-        decision = self._policy.decide(load, state, step.now)
+        decision = self._decide(key, load, state, step.now)
         self._states[key] = decision.state
         step.plan.desired[key] = decision.desired
         step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
@@ -200,9 +215,8 @@ class ScalingPlanner:
             there |= {start.node for start in self.pending.values() if start.key == key}
             missing = min(affinity.instances, decision.desired) - len(there & set(affinity.on))
             surplus = 0  # the others stay until the named nodes are ready
-        paused = [i for i in step.cache.instances(key) if i.instance_id in self._paused]
-        if missing > 0 and affinity is None:
-            missing -= self._resume(paused, missing, step)
+        if missing > 0:
+            missing -= self._resume(key, missing, step)
         stuck = missing > 0 and self._start(key, missing, affinity, step)
         by_load = load.scaling.policy is ScalingMode.LOAD and key not in self._retiring and not state.cut
         if surplus > 0:
@@ -212,16 +226,45 @@ class ScalingPlanner:
                     step.plan.paused[instance.instance_id] = True
                 else:
                     self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
-        for instance in paused:
-            since = self._paused.get(instance.instance_id)
-            late = since is not None and step.now >= since + self._settings.drain_grace_s
-            if since is not None and (late or not by_load or not step.in_flight.get(instance.instance_id)):
-                del self._paused[instance.instance_id]
-                self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
+        self._stop_paused(key, step, keep_busy=by_load)
         return stuck
 
-    def _resume(self, paused: Sequence[InstanceRecord], count: int, step: ScalingStep) -> int:
+    def _decide(self, key: VersionKey, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        """Return the policy's decision; if it fails, keep what runs, as all other versions go on."""
+        try:
+            decision = self._policy.decide(load, state, now)
+        except Exception:
+            if key not in self._undecided:
+                log.exception("%s: the scaling policy failed on %s", key, load)
+            self._undecided.add(key)
+            wanted = max(load.live, load.scaling.min_instances, min(1, load.held))
+            return ScalingDecision(
+                desired=min(wanted, load.cap), reason="the scaling policy failed", state=state
+            )
+        self._undecided.discard(key)
+        return decision
+
+    def _stop_paused(self, key: VersionKey, step: ScalingStep, *, keep_busy: bool = False) -> None:
+        """Stop the paused instances, unless they have calls and `keep_busy`."""
+        for instance in step.cache.instances(key):
+            since = self._paused.get(instance.instance_id)
+            if since is None:
+                continue
+            until = since + self._settings.drain_grace_s
+            if keep_busy and step.in_flight.get(instance.instance_id) and step.now < until:
+                step.plan.replan_at(until)
+            else:
+                del self._paused[instance.instance_id]
+                self._stop(instance, step.cache, step.plan, self._settings.drain_grace_s)
+
+    def _resume(self, key: VersionKey, count: int, step: ScalingStep) -> int:
         """Let paused instances serve again, those paused last first; return how many."""
+        affinity = self._affinities.get(key)
+        paused = [
+            one
+            for one in can_resume(step.cache.instances(key), step.cache)
+            if one.instance_id in self._paused and (affinity is None or one.node in affinity.on)
+        ]
         latest = sorted(paused, key=lambda one: -self._paused[one.instance_id])[:count]
         for instance in latest:
             del self._paused[instance.instance_id]
@@ -229,7 +272,8 @@ class ScalingPlanner:
         return len(latest)
 
     def stand_down(self) -> list[str]:
-        """Return the paused instances, which another controller may use again."""
+        """Forget the recent load; return the paused instances, which another controller may use again."""
+        self._states = {key: replace(state, trend=None) for key, state in self._states.items()}
         paused, self._paused = list(self._paused), {}
         return paused
 

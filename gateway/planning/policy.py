@@ -22,7 +22,8 @@ class FunctionLoad:
 
     `in_flight` and `held` are calls on instances and queued calls, of all gateways; `ready` and `starting`
     count instances; `nodes` is the number of usable nodes. `starting_s` are the predicted seconds until the
-    starting instances are ready. `tokens`, `capacity` and `starts` are for the load target.
+    starting instances are ready. `tokens`, `capacity` and `starts` are for the load target; `last_need` is
+    what its last decision found that the calls need (None: there is none yet).
     """
 
     in_flight: int
@@ -35,6 +36,7 @@ class FunctionLoad:
     capacity: InstanceCapacity = UNSEEN
     starting_s: tuple[float, ...] = ()
     starts: StartForecast = USUAL_STARTS
+    last_need: int | None = None
 
     @property
     def live(self) -> int:
@@ -43,9 +45,10 @@ class FunctionLoad:
     @property
     def needed(self) -> int:
         """The number of instances for its calls."""
-        if self.scaling.policy is ScalingMode.LOAD:
-            return self.ready  # they follow the load
-        return -(-(self.in_flight + self.held) // self.scaling.target_concurrency)
+        calls = self.in_flight + self.held
+        if self.scaling.policy is ScalingMode.LOAD and self.last_need is not None:
+            return max(1, self.last_need) if calls else 0
+        return -(-calls // self.scaling.target_concurrency)
 
     @property
     def cap(self) -> int:
@@ -61,7 +64,8 @@ class PolicyState:
 
     `surplus_since` is when a surplus of instances began, `peak` the largest number needed by load since then.
     `floor` is the number set by an operator (or a redeploy) until `floor_until`, which is unset until that
-    number is ready. `asleep`: scaled to zero by hand, until the next call. `cut`: release the surplus now.
+    number is ready. `completing`: that number is of starts which another controller made, and falls to those
+    that succeed. `asleep`: scaled to zero by hand, until the next call. `cut`: release the surplus now.
     `trend` is the load target's view of the recent load.
     """
 
@@ -69,6 +73,7 @@ class PolicyState:
     peak: int = 0
     floor: int = 0
     floor_until: float | None = None
+    completing: bool = False
     asleep: bool = False
     cut: bool = False
     trend: Trend | None = None
@@ -156,17 +161,19 @@ def floor_of(load: FunctionLoad, state: PolicyState, now: float) -> tuple[int, f
     """Return the number that an operator set (0: none), and until when it holds if that is known."""
     if not state.floor:
         return 0, None
-    until = state.floor_until
-    if until is None and load.ready >= state.floor:
+    floor, until = state.floor, state.floor_until
+    ended = state.completing and not load.starting
+    if until is None and (ended or 0 < min(floor, load.cap) <= load.ready):
         until = now + load.scaling.keep_alive_s
-    if until is not None and now >= until:
+        floor = min(floor, load.ready) if ended else floor
+    if not floor or (until is not None and now >= until):
         return 0, None
-    return state.floor, until
+    return floor, until
 
 
 def without_floor(state: PolicyState) -> PolicyState:
     """Return the state without a floor that cannot be reached."""
-    return replace(state, floor=0, floor_until=None)
+    return replace(state, floor=0, floor_until=None, completing=False)
 
 
 def clamp(value: int, low: int, high: int) -> int:

@@ -20,9 +20,9 @@ class TokenLoad:
 
     `held_tokens` are the prompt tokens of queued calls, `prefilling_tokens` those of calls on instances
     without a first token. `kv_tokens` is the KV cache that all of them take: prompts and expected outputs.
-    `arrived_tokens` and `arrived_calls` count all calls so far; only their growth is used. `service_s` is
-    the usual time of a call on an instance (None: unknown). `uncounted` are calls of gateways that report
-    no tokens.
+    `arrived_tokens` and `arrived_calls` count all calls so far, from any beginning: their growth and their
+    ratio are used, and 0 calls mean that no counter was seen. `service_s` is the usual time of a call on an
+    instance (None: unknown). `uncounted` are calls of gateways that report no tokens.
     """
 
     held_tokens: int = 0
@@ -115,13 +115,14 @@ class Trend:
     """The recent load of a version: rates of arriving prompt tokens, and the numbers of instances needed.
 
     `short` and `long` are exponential averages in tokens per second at time `at`, when `arrived` tokens had
-    arrived. `needs` are (time, instances) of the numbers that no later one exceeds, oldest first.
+    arrived (None: not counted yet). `needs` are (time, instances) of the numbers that no later one exceeds,
+    oldest first.
     `idle_since` is when the last call ended. After a step down at `down_at` that was soon taken back the
     window of needs is `patience` times as long, until none was taken back for a while.
     """
 
     at: float
-    arrived: int
+    arrived: int | None = None
     short: float = 0.0
     long: float = 0.0
     needs: tuple[tuple[float, int], ...] = ()
@@ -133,15 +134,33 @@ class Trend:
         """Return the tokens that arrive in that time if arrivals go on, at most what has lately arrived."""
         return min(self.short * seconds, self.long * _LONG_S)
 
-    def with_arrivals(self, arrived: int, now: float, window_s: float) -> "Trend":
-        """Return the trend at `now`, of which `arrived` is the counter."""
-        passed, growth = max(0.0, now - self.at), max(0, arrived - self.arrived)
+    def with_arrivals(self, tokens: TokenLoad, now: float, window_s: float) -> "Trend":
+        """Return the trend at `now`.
+
+        What waits has just arrived; what has arrived besides did so at any time since the last update.
+        """
+        if not tokens.arrived_calls:
+            return self._with_growth(self.arrived, 0, 0, now, window_s)
+        arrived = tokens.arrived_tokens
+        growth = tokens.waiting if self.arrived is None else max(0, arrived - self.arrived)
+        fresh = min(growth, tokens.waiting)
+        return self._with_growth(arrived, fresh, growth - fresh, now, window_s)
+
+    def _with_growth(
+        self, arrived: int | None, fresh: int, earlier: int, now: float, window_s: float
+    ) -> "Trend":
+        passed = max(0.0, now - self.at)
         constants = (short_s(window_s), _LONG_S)
         short, long = (
-            rate * math.exp(-passed / constant) + growth / constant
+            rate * math.exp(-passed / constant) + fresh / constant + _spread(earlier, passed, constant)
             for rate, constant in zip((self.short, self.long), constants, strict=True)
         )
         return replace(self, at=now, arrived=arrived, short=short, long=long)
+
+    @property
+    def last_need(self) -> int | None:
+        """The latest number of instances needed."""
+        return self.needs[-1][1] if self.needs else None
 
     def with_step(self, change: int, now: float, window_s: float) -> "Trend":
         """Return the trend after a decision that changes the number of instances by `change`."""
@@ -158,6 +177,11 @@ class Trend:
         """Return the trend with a need at `now`, without those before the window."""
         recent = [one for one in self.needs if one[0] > now - window_s + 1e-6 and one[1] > instances]
         return replace(self, needs=(*recent, (now, instances)))
+
+
+def _spread(tokens: int, passed: float, constant: float) -> float:
+    """Return what tokens that arrived evenly in the time passed add to an average."""
+    return tokens / constant if passed <= 0 else tokens / passed * -math.expm1(-passed / constant)
 
 
 def short_s(window_s: float) -> float:

@@ -37,7 +37,7 @@ class LoadFeed:
         reported: dict[str, InstanceLoad] = {}
         reported_s = -INTERVAL_S
         while True:
-            now_s = self._clock.monotonic_s()
+            read_s = now_s = self._clock.monotonic_s()
             loads = self._read(instances(), now_s)
             due_s = _MIN_INTERVAL_S if matters_at_once(reported, loads) else INTERVAL_S
             if loads != reported and now_s >= reported_s + due_s:
@@ -46,6 +46,9 @@ class LoadFeed:
                 continue
             timeout_s = reported_s + due_s - now_s if loads != reported else None
             await self._change(timeout_s)
+            # An engine may run hundreds of steps a second.
+            if (early_s := read_s + _MIN_INTERVAL_S - self._clock.monotonic_s()) > 0:
+                await asyncio.sleep(early_s)
 
     async def _change(self, timeout_s: float | None) -> None:
         """Wait for a change, at most `timeout_s`."""

@@ -12,7 +12,7 @@ from gateway.control.assembly import ControlSettings, make_control
 from gateway.core.contract import DispatchError, WaitStage
 from gateway.fakes.channel import FakeChannel
 from gateway.fakes.node import tokens_after
-from gateway.planning.policy import ConcurrencyTarget
+from gateway.planning.policy import ConcurrencyTarget, FunctionLoad, PolicyState, ScalingDecision
 from registry.clock import FakeClock
 from registry.errors import StateUnavailable
 from registry.memory.state import MemoryState
@@ -316,6 +316,69 @@ async def test_while_the_state_is_away_routes_keep_serving_and_starts_wait() -> 
             assert (cluster.control.stats().held, cluster.counts("starts")) == (1, starts)
             state.gone.clear()
             assert isinstance([event async for event in events][-1], RequestUsage)
+
+
+class Fixed:
+    """A policy that wants a number of instances which the test sets."""
+
+    desired = 2
+
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        return ScalingDecision(desired=min(self.desired, load.cap), reason="set", state=PolicyState())
+
+
+async def pause_one(
+    cluster: FakeCluster, policy: Fixed, version: FunctionVersion
+) -> list[asyncio.Task[Answer]]:
+    """Leave one of two instances of `f` paused, each with a call of the first gateway."""
+    await cluster.until_ready(2)
+    cluster.hold_tokens()
+    calls = [
+        asyncio.create_task(ask(cluster.control, make_call(version, request_id=f"p{number}")))
+        for number in range(2)
+    ]
+    await cluster.until(lambda: cluster.control.stats().in_flight == 2)
+    policy.desired = 1
+    cluster.control.changes.notify()
+    await cluster.until(lambda: len(cluster.control.state_cache.ready(VersionKey("f", 1))) == 1)
+    assert cluster.counts("stops") == 0
+    return calls
+
+
+async def test_a_paused_instance_serves_again_once_its_gateway_does_not_lead() -> None:
+    state, policy = AwayState(), Fixed()
+    async with open_cluster(2, settings=FAST, state=state, policy=policy) as cluster:
+        version = await cluster.deploy(Scaling(policy=ScalingMode.LOAD))
+        calls = await pause_one(cluster, policy, version)
+        policy.desired = 2  # for the next controller
+        state.gone.set()
+        await cluster.until(lambda: len(cluster.control.state_cache.ready(VersionKey("f", 1))) == 2)
+        cluster.give_tokens()
+        assert [answer.ids for answer in await asyncio.gather(*calls)] == [EXPECTED] * 2
+        state.gone.clear()
+        await cluster.until(lambda: cluster.control.stats().state_alive)
+        assert len(cluster.ready()) == 2
+
+
+async def test_calls_of_another_gateway_on_a_paused_instance_are_served() -> None:
+    policy = Fixed()
+    async with open_cluster(2, settings=FAST, policy=policy) as cluster:
+        await cluster.until(lambda: cluster.control.stats().controller_epoch == 1)
+        async with open_gateway(cluster, "g1", FAST, policy) as other:
+            cluster.gateways.append(other)
+            version = await cluster.deploy(Scaling(policy=ScalingMode.LOAD))
+            calls = await pause_one(cluster, policy, version)
+            await other.changes.wait_for(lambda: len(other.state_cache.ready(VersionKey("f", 1))) == 2)
+            calls += [
+                asyncio.create_task(ask(other, make_call(version, request_id=f"o{number}")))
+                for number in range(2)
+            ]
+            await other.changes.wait_for(lambda: other.stats().in_flight == 2)
+            cluster.give_tokens()
+            assert [answer.ids for answer in await asyncio.gather(*calls)] == [EXPECTED] * 4
+            await cluster.until_ready(1)  # its own calls have ended: it is stopped
+            assert (await ask(other, make_call(version))).ids == EXPECTED
+            cluster.gateways.remove(other)
 
 
 async def test_a_lost_lease_lets_a_node_expire_from_routing() -> None:

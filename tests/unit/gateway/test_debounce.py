@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gateway.cluster.state_cache import VersionKey
 from gateway.planning.debounce import DemandDebouncer, settle_s
 from gateway.planning.plan import VersionDemand
+from gateway.planning.work import TokenLoad
 
 KEY, OTHER = VersionKey("f", 1), VersionKey("g", 1)
 
@@ -51,6 +52,15 @@ def test_what_is_less_counts_at_once() -> None:
     assert debouncer.debounce({KEY: calls(0, 4)}, 0.41) == ({KEY: calls(0, 3)}, 0.51)
     assert debouncer.debounce({}, 0.42) == ({}, None)
     assert repr(debouncer) == "<DemandDebouncer {}>"
+
+
+def test_counters_of_arrivals_stay_while_a_burst_waits() -> None:
+    tokens = TokenLoad(arrived_calls=50, arrived_tokens=5000)
+    debouncer = leading()
+    debouncer.debounce({KEY: VersionDemand(tokens=tokens)}, 0.5)
+    burst = VersionDemand(held=9, tokens=TokenLoad(held_tokens=900, arrived_calls=59, arrived_tokens=5900))
+    counted, _ = debouncer.debounce({KEY: burst}, 1.0)
+    assert counted == {KEY: VersionDemand(held=1, tokens=tokens)}
 
 
 def test_each_version_has_its_own_time() -> None:

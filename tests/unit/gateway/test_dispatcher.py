@@ -15,7 +15,7 @@ from registry.errors import RemoteError, StateUnavailable
 from registry.memory.state import MemoryState
 from registry.messages.node import HandlerChunk, InvokeHandler, RequestUsage, Tokens
 from registry.records.change import VersionLoad
-from registry.records.function import FunctionTask, Scaling
+from registry.records.function import FunctionTask, Scaling, ScalingMode
 from tests.fixtures.control import ask, make_call, open_cluster
 
 
@@ -35,6 +35,22 @@ async def test_a_cold_call_starts_an_instance_and_is_served() -> None:
         assert reroute.assigned.load_ms == 0
         assert cluster.counts("starts") == 1
         assert cluster.counts("store_reads") == 1
+
+
+async def test_a_call_returns_the_kv_cache_that_it_took() -> None:
+    """It may generate far more than its function's calls usually do."""
+    async with open_cluster(1) as cluster:
+        version = await cluster.deploy(Scaling(policy=ScalingMode.LOAD))
+        await ask(cluster.control, make_call(version, tokens=4))
+        dispatcher = cluster.control.dispatcher
+        first, second = (
+            dispatcher.enter(make_call(version, request_id=f"c{number}", tokens=1000)) for number in range(2)
+        )
+        assert first.instance is not None and second.instance is not None
+        dispatcher.leave(first)
+        assert f"kv_tokens={second.tokens.kv})" in repr(dispatcher.slots)
+        dispatcher.leave(second)
+        assert repr(dispatcher.slots) == "<Slots {}>"
 
 
 async def test_200_calls_at_once_from_zero_all_succeed_with_one_store_read() -> None:

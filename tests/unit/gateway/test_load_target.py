@@ -142,6 +142,37 @@ def test_starts_of_an_earlier_controller_are_completed_and_kept_as_if_they_were_
     assert decide(80.1, load(ready=5), ready.state).desired < 5
 
 
+def test_what_was_started_before_does_not_hold_for_ever_if_a_start_is_lost() -> None:
+    found = decide(0.0, load(ready=3, starting=1, nodes=4, keep_alive_s=10.0))
+    assert found.desired == 4
+    lost = decide(1.0, load(ready=3, nodes=3, keep_alive_s=10.0), found.state)
+    assert lost.desired == 3
+    assert decide(11.1, load(ready=3, nodes=3, keep_alive_s=10.0), lost.state).desired == 0
+
+
+@pytest.mark.parametrize("policy", list(ScalingMode))
+def test_an_operators_number_beyond_the_maximum_ends_with_keep_alive(policy: ScalingMode) -> None:
+    by_setting, state = PolicyBySetting(), PolicyState(floor=4)
+    step = replace(load(ready=2), scaling=Scaling(policy=policy, max_instances=2))
+    for now, desired in ((0.0, 2), (59.0, 2), (121.0, 0)):
+        decision = by_setting.decide(step, state, now)
+        state = decision.state
+        assert decision.desired == desired
+
+
+@pytest.mark.parametrize("gap_s", [10.0, 60.0, 3600.0])
+def test_what_arrives_while_nothing_is_decided_is_no_burst(gap_s: float) -> None:
+    """Four prompts a second for one instance that runs twenty."""
+    state, now, arrived = PolicyState(), 0.0, 0
+    for _ in range(100):
+        now, arrived = now + 0.25, arrived + 1
+        state = decide(now, load(running=4, arrived=arrived), state).state
+    later = decide(now + gap_s, load(running=4, arrived=arrived + int(4 * gap_s)), state)
+    assert later.desired == 1
+    trend = later.state.trend
+    assert trend is not None and trend.short == pytest.approx(4 * PROMPT, rel=0.1)
+
+
 def test_a_need_within_the_window_keeps_what_it_needed() -> None:
     state = PolicyState()
     seen = []

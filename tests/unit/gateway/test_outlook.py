@@ -1,10 +1,15 @@
 """The load of all gateways together, seen capacities, and predicted starts."""
 
+import math
 from itertools import pairwise
+
+import msgspec
+import pytest
 
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.demand_sum import DemandSum
 from gateway.planning.outlook import CapacityTable, LoadOutlook, StartTimes
+from gateway.planning.work import InstanceCapacity
 from registry.messages.node import InstanceLoad
 from registry.records.change import NodeUp, VersionLoad
 from registry.records.instance import InstanceState, StartKind
@@ -39,6 +44,22 @@ def test_counters_of_gateways_that_come_go_and_begin_anew_never_fall() -> None:
     assert [after - before for before, after in pairwise(seen)] == [300, 100, 200]
 
 
+def test_counters_stay_while_a_version_has_no_calls() -> None:
+    total = DemandSum()
+    total.update({"a": [reported(50, 5000, held=1)]})
+    idle = total.update({})[KEY]
+    assert (idle.calls, idle.tokens.arrived_calls, idle.tokens.arrived_tokens) == (0, 50, 5000)
+    assert total.update({"a": [reported(51, 5100, held=1)]})[KEY].tokens.arrived_tokens == 5100
+
+
+def test_the_usual_prompt_is_right_at_first_sight() -> None:
+    """Sixty long calls in flight, of which no prompt waits."""
+    total = DemandSum()
+    assert total.update({"a": [reported(10_000, 10_000_000, in_flight=60)]})[KEY].tokens.prompt_tokens == 1000
+    both = {"a": [reported(10_000, 10_000_000)], "b": [reported(5000, 5_000_000, in_flight=60, held=3)]}
+    assert total.update(both)[KEY].tokens.prompt_tokens == pytest.approx(1000, rel=0.01)
+
+
 def test_calls_are_summed_and_those_without_tokens_are_uncounted() -> None:
     old = VersionLoad(function="f", version=1, in_flight=3, held=2)
     demand = DemandSum().update({"a": [reported(5, 500, held=4)], "b": [old]})[KEY]
@@ -67,13 +88,42 @@ def test_what_instances_were_seen_to_do_outlasts_them() -> None:
     table = CapacityTable()
     table.put("n0", (instance_load("a", 100.0, used=10), instance_load("b", 0.0)))
     table.put("n1", (instance_load("c", 300.0, used=20),))
-    seen = table.capacities()[KEY]
+    nodes = {"a": "n0", "b": "n0", "c": "n1"}
+    seen = table.capacities(lambda id_: make_instance(id_, nodes[id_]))[KEY]
     assert (seen.prefill_tokens_s, seen.kv_used_tokens, seen.kv_tokens) == (100.0, 30, 1000)
     assert seen.decode_steps == ((1, 0.01), (8, 0.02))
     table.put("n0", ())
     table.put("n1", ())
-    after = table.capacities()[KEY]
+    after = table.capacities(lambda id_: None)[KEY]
     assert (after.prefill_tokens_s, after.kv_used_tokens) == (100.0, 0)
+
+
+def test_what_a_node_reports_of_instances_of_others_does_not_count() -> None:
+    table = CapacityTable()
+    table.put("n0", (instance_load("a", 100.0), instance_load("b", 1.0), instance_load("gone", 1.0)))
+    nodes = {"a": "n0", "b": "n1"}
+    seen = table.capacities(lambda id_: make_instance(id_, nodes[id_]) if id_ in nodes else None)
+    assert seen[KEY].prefill_tokens_s == 100.0
+    assert CapacityTable().capacities(lambda id_: None) == {}
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0, 1e-300])
+def test_numbers_of_a_node_that_cannot_be_are_as_if_they_were_not_seen(rate: float) -> None:
+    table = CapacityTable()
+    bad = msgspec.structs.replace(
+        instance_load("a", rate, used=1 << 62), decode_steps=((1, rate), (-3, 0.01), (4, 0.02))
+    )
+    table.put("n0", (bad,))
+    seen = table.capacities(lambda id_: make_instance(id_, "n0"))[KEY]
+    assert seen == InstanceCapacity(decode_steps=((4, 0.02),), kv_tokens=1000, kv_used_tokens=1000)
+
+
+@pytest.mark.parametrize("phase_ms", [math.nan, math.inf, 1e300])
+def test_a_start_that_took_for_ever_is_not_averaged(phase_ms: float) -> None:
+    times, version = StartTimes(), make_version(nbytes=400 * MIB)
+    before = times.expected_s(version, StartKind.COLD, 1e8)
+    times.on_ready(make_instance("i", "n0", start_kind=StartKind.COLD, phases_ms={"fetch": phase_ms}))
+    assert times.expected_s(version, StartKind.COLD, 1e8) == before
 
 
 def test_starts_take_what_they_took_before_or_what_bytes_and_rates_say() -> None:

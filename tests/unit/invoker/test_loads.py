@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from invoker.engine.contract import TokenOutput
 from invoker.engine.engine_load import EngineLoad
-from invoker.instances.load_feed import matters_at_once
+from invoker.instances.instance import Instance
+from invoker.instances.load_feed import LoadFeed, matters_at_once
+from registry.clock import SystemClock
 from registry.messages.node import GetStatus, InstanceLoad, NodeLoads, NodeStatus
 from tests.fixtures.fake_engine import StepGate
 from tests.fixtures.invoker import PROMPT, generate, serving
@@ -85,6 +87,24 @@ def test_what_may_need_another_number_of_instances_is_reported_at_once() -> None
     assert not urgent(decode_tokens_s=90.0, running=2, prefill_tokens_s=18_000.0)
     assert urgent(prefill_tokens_s=12_000.0) and urgent(kv_used_tokens=950)
     assert matters_at_once({}, {"i": LOAD})
+
+
+async def test_loads_are_read_at_a_bounded_rate_however_many_steps_an_engine_runs() -> None:
+    reads, feed, loop = list[float](), LoadFeed(SystemClock()), asyncio.get_running_loop()
+
+    def instances() -> list[Instance]:
+        reads.append(loop.time())
+        return []
+
+    following = asyncio.create_task(anext(feed.follow(instances)))
+    begun_s = loop.time()
+    while len(reads) < 4:
+        feed.notify()
+        await asyncio.sleep(0)
+    took_s = loop.time() - begun_s
+    following.cancel()
+    await asyncio.wait([following])
+    assert took_s >= 3 * 0.02 - 1e-3
 
 
 async def test_a_node_reports_its_loads_while_the_call_stays_open(tmp_path: Path) -> None:
