@@ -200,8 +200,15 @@ def test_what_a_dead_child_had_started_is_reaped_and_what_is_known_is_left() -> 
             seen = 0
             while seen := reap([own.pid], seen):
                 pass  # what other tests left
-            script = "sleep 0 > /dev/null & echo $!; exec true"
-            stray = int(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True).stdout)
+            # It ends once the shell is gone, which would else reap it.
+            readable, writable = os.pipe()
+            script = f"cat <&{readable} > /dev/null & echo $!; exec true"
+            done = subprocess.run(
+                ["sh", "-c", script], stdout=subprocess.PIPE, check=True, pass_fds=[readable]
+            )
+            os.close(readable)
+            os.close(writable)
+            stray = int(done.stdout)
             with contextlib.suppress(ChildProcessError):  # once it is not there
                 os.waitid(os.P_PID, stray, os.WEXITED | os.WNOWAIT)
             assert reap([own.pid], 0) == stray  # it might be somebody's whose number is not known yet
