@@ -202,10 +202,8 @@ def test_what_a_dead_child_had_started_is_reaped_and_what_is_known_is_left() -> 
                 pass  # what other tests left
             # It ends once the shell is gone, which would else reap it.
             readable, writable = os.pipe()
-            script = f"cat <&{readable} > /dev/null & echo $!; exec true"
-            done = subprocess.run(
-                ["sh", "-c", script], stdout=subprocess.PIPE, check=True, pass_fds=[readable]
-            )
+            script = "exec 3<&0; cat <&3 > /dev/null & echo $!; exec true"
+            done = subprocess.run(["sh", "-c", script], stdin=readable, stdout=subprocess.PIPE, check=True)
             os.close(readable)
             os.close(writable)
             stray = int(done.stdout)
