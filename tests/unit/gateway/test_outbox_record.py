@@ -28,15 +28,25 @@ class Wire:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_redis, to_redis = await asyncio.open_unix_connection(self._target)
+        asked = b""
+
+        async def ask() -> None:
+            nonlocal asked
+            while chunk := await reader.read(1 << 16):
+                asked += chunk
+                to_redis.write(chunk)
+            to_redis.close()
+
+        asking = asyncio.ensure_future(ask())
         try:
-            while asked := await reader.read(1 << 16):
-                to_redis.write(asked)
-                answer = await from_redis.read(1 << 16)
+            while answer := await from_redis.read(1 << 16):
                 if self.cuts and b"EVAL" in asked and not answer.startswith(b"-NOSCRIPT"):
                     self.cuts -= 1
                     return
+                asked = b""
                 writer.write(answer)
         finally:
+            asking.cancel()
             to_redis.close()
             writer.close()
 
