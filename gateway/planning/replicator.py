@@ -1,8 +1,8 @@
 """Host copies of deployed images: which to make, pin, unpin and drop, as a pure step of the control loop.
 
-Every image of a current version has one pinned copy in the cluster's host memory, unless all its functions have
-`host_copies: 0`. The host evicts it after all others; `image_owners` chooses the host. Starts that would evict
-pinned copies wait until other hosts own these.
+Every image of a current version has one pinned copy in the cluster's host memory, unless all its functions
+have `host_copies: 0`. The host evicts it after all others; `image_owners` chooses the host. Starts that would
+evict pinned copies wait until other hosts own these.
 """
 
 from collections.abc import Mapping, Sequence, Set
