@@ -20,8 +20,8 @@ class SimulatedMode:
     """One way to provide instances.
 
     `planner` plans casts ("": the platform's choice by link rates), after `setup_s`. With `share` there is no
-    scaling: that share of the nodes always runs instances. Without `keeps_copies` host memory has an image only
-    while an instance runs there; where none runs, a node reads its own disk.
+    scaling: that share of the nodes always runs instances. Without `keeps_copies` host memory has an image
+    only while an instance runs there; where none runs, a node reads its own disk.
     """
 
     name: str

@@ -379,8 +379,9 @@ def test_without_copies_an_image_leaves_its_host_with_the_instance() -> None:
 def test_from_zero_only_what_is_in_memory_starts_quickly() -> None:
     apart = [TraceRequest(60.0 * number, 100, 10) for number in range(5)]
     loading_s = {
-        mode: simulate(settings_for(mode, min_instances=0, keep_alive_s=1.0), [iter(apart)], 300.0)
-        .figures.loading_s
+        mode: simulate(
+            settings_for(mode, min_instances=0, keep_alive_s=1.0), [iter(apart)], 300.0
+        ).figures.loading_s
         for mode in ("hypercast", "faasnet", "faasnet-copies")
     }
     assert loading_s["faasnet"] > 5 * PROFILE.image_bytes / PROFILE.links.disk
