@@ -60,13 +60,13 @@ class TestbedPlatform:
     def store(self) -> Path:
         return self.cluster.folder / "store"
 
-    def start_nodes(self, numbers: Sequence[int], image_bytes: int, *options: object, **how: Any) -> None:
-        """Start these nodes, and wait until they have registered. Raises CrewError.
+    def start_nodes(self, numbers: Sequence[int], host_bytes: int, *options: object, **how: Any) -> None:
+        """Start these nodes with that much host memory, and wait until they have registered.
 
-        Their host memory holds three images of that size; `how` is as in StartNode.
+        `how` is as in StartNode. Raises CrewError.
         """
         common = ("--shm-dir", self._shm, "--rdma", "off", "--spare-memory", "0B")
-        memory = ("--host-memory", f"{3 * image_bytes + (64 << 20)}B")
+        memory = ("--host-memory", f"{host_bytes}B")
         for number in numbers:
             address = "--listen", self._testbed.address(number + 1)
             netns = self._testbed.plan.namespace(number + 1)

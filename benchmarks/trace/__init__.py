@@ -8,6 +8,7 @@
 - `plot`: the plot
 - `records`: the record of a mode from its runs
 - `run`: one run of one mode
+- `scenario`: what is equal for all modes, from the options
 - `synthetic`: bursty arrivals fitted to published moments
 - `watch`: instances, host memory and casts over time
 """

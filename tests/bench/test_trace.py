@@ -21,6 +21,7 @@ from benchmarks.trace.modes import COMPARED, MODES
 from benchmarks.trace.plot import plot
 from benchmarks.trace.records import TraceRun, compare, five_means_of, record_of, run_of, show
 from benchmarks.trace.run import TraceResult
+from benchmarks.trace.scenario import TRACES, TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import (
     LENGTH_S,
     OUTPUT_MEAN,
@@ -44,6 +45,11 @@ SLO = Slo(ttft_s=1.0, tbt_s=0.2)
 
 def answer(ttft_s: float, tbt_s: float | None = 0.05) -> Answer:
     return Answer(due_s=0.0, ttft_s=ttft_s, tbt_s=tbt_s, tokens=5, start_kind="hot")
+
+
+def small_scenario(*options: str) -> TraceScenario:
+    small = ("--emulated", "h800-llama2-7b/10000", "--minutes", "1")
+    return scenario_of(command.parse([*small, *options]))[0]
 
 
 # --- which requests
@@ -107,7 +113,7 @@ def test_the_synthetic_trace_has_the_published_moments() -> None:
     ):
         assert sum(values) / len(values) == pytest.approx(mean, rel=0.05)
         assert sorted(values)[len(values) // 2] == pytest.approx(median, rel=0.05)
-    azure = [one.offset_s for one in read_trace(command.TRACES["azure-conv"])]
+    azure = [one.offset_s for one in read_trace(TRACES["azure-conv"])]
     assert burstiness([one.offset_s for one in trace], LENGTH_S) > 2 * burstiness(azure, LENGTH_S)
 
 
@@ -220,10 +226,10 @@ def test_five_times_the_mean_is_that_of_full_provisioning_or_nothing() -> None:
 
 def test_records_and_their_picture(tmp_path: Path) -> None:
     args = command.parse(["--trace", "azure-code", "--nodes", "4", "--modes", "hypercast,fixed-full"])
-    scenario, facts = command.scenario_of(args)
+    scenario, facts = scenario_of(args)
     runs = {name: [run_at(), run_at()] for name in args.modes}
     rows = [
-        record_of(name, found, SLO, {**command.params_of(args, scenario, MODES[name]), **facts})
+        record_of(name, found, SLO, {**params_of(args, scenario, MODES[name]), **facts})
         for name, found in runs.items()
     ]
     five_means_of(rows, runs)
@@ -253,7 +259,7 @@ def test_every_mode_configures_the_platform() -> None:
         *("hypercast", "serverlessllm", "serverlessllm-allcache", "faasnet", "nccl", "blitzscale"),
         *("fixed-full", "fixed-half", "ideal"),
     ]
-    scenario, _ = command.scenario_of(command.parse(["--minutes", "1", "--slower", "2"]))
+    scenario, _ = scenario_of(command.parse(["--minutes", "1", "--slower", "2"]))
     for mode in MODES.values():
         assert mode.device in DEVICES and not (mode.planner and mode.own_disk)
         assert mode.description and (mode.share is None or mode.cached)
@@ -267,18 +273,61 @@ def test_every_mode_configures_the_platform() -> None:
     assert policies == {"4.0"}
 
 
+def test_functions_have_different_models_of_one_size() -> None:
+    scenario = small_scenario("--functions", "3", "--host-models", "2")
+    images = {bundle.image for bundle in scenario.bundles}
+    assert len(images) == 3 and {bundle.image_bytes for bundle in scenario.bundles} == {scenario.image_bytes}
+    assert {one.function for one in scenario.arrivals} == {0, 1, 2}
+    assert scenario.host_models(MODES["hypercast"]) == 2
+    assert scenario.host_models(MODES["serverlessllm-allcache"]) == 3  # its advantage
+    need = command.memory_need(scenario, [MODES["hypercast"], MODES["ideal"]])
+    assert need.host_copies == 3 * scenario.nodes
+
+
+def test_fixed_instances_are_shared_by_the_functions_requests() -> None:
+    scenario = small_scenario("--functions", "3", "--nodes", "8")
+    assert [scenario.fixed(MODES["fixed-full"], place) for place in range(3)] == [4, 2, 1]
+    assert [scenario.fixed(MODES["fixed-half"], place) for place in range(3)] == [2, 1, 1]
+    assert scenario.fixed(MODES["hypercast"], 0) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "instances", "copies"),
+    [
+        ((), [1, 1], [0, 0]),
+        (("--min-instances", "0"), [1, 0], [0, 1]),
+        (("--holders", "mixed"), [1, 1], [2, 2]),
+        (("--holders", "mixed", "--min-instances", "0"), [1, 0], [2, 2]),
+        (("--holders", "host"), [0, 0], [1, 1]),
+    ],
+)
+def test_models_are_at_first_where_they_are_to_be(
+    options: tuple[str, ...], instances: list[int], copies: list[int]
+) -> None:
+    scenario = small_scenario("--functions", "2", *options)
+    mode = MODES["hypercast"]
+    assert [scenario.at_first(mode, place) for place in range(2)] == instances
+    assert [scenario.scaling(mode, place)["min_instances"] for place in range(2)] == instances
+    assert [scenario.provisioning.copies(place) for place in range(2)] == copies
+
+
+def test_models_in_host_memory_alone_have_no_instances() -> None:
+    with pytest.raises(SystemExit):
+        command.parse(["--holders", "host", "--min-instances", "1"])
+
+
 @pytest.mark.parametrize(
     "argv", [["--trace", "nothing.csv"], ["--start", "3600"], ["--half", "first", "--start", "1790"]]
 )
 def test_what_the_trace_does_not_have_is_refused(argv: list[str]) -> None:
     with pytest.raises((ValueError, OSError)):
-        command.scenario_of(command.parse(argv))
+        scenario_of(command.parse(argv))
 
 
 def test_the_synthetic_trace_is_labelled() -> None:
     args = command.parse(["--trace", SYNTHETIC, "--minutes", "1"])
-    scenario, _ = command.scenario_of(args)
-    assert command.params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
+    scenario, _ = scenario_of(args)
+    assert params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
 
 
 # --- the whole

@@ -39,7 +39,14 @@ def test_spellings() -> None:
     for bad in ("h800", "emulated:", "emulated:h800/0", "emulated:h800/100001", "emulated:h800/1/2/3"):
         with pytest.raises(InvalidRecord, match="emulated"):
             parse_device(bad)
-    for bad in ("llama2-7b", "emulated:llama2-7b/", "emulated:a/1/2", "emulated:A", "emulated:a b", "emulated:a@0"):
+    for bad in (
+        "llama2-7b",
+        "emulated:llama2-7b/",
+        "emulated:a/1/2",
+        "emulated:A",
+        "emulated:a b",
+        "emulated:a@0",
+    ):
         with pytest.raises(InvalidRecord, match="emulated"):
             parse_model(bad)
 
