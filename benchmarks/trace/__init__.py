@@ -3,6 +3,7 @@
 - `arrivals`: the part of a trace that is sent
 - `client`: sends it, and compares the ledger
 - `command`: the command
+- `five_means`: attainment within five times the means of full provisioning
 - `measures`: SLO attainment, sums over time and percentiles
 - `modes`: the compared ways to scale out
 - `plot`: the plot

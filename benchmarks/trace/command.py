@@ -11,9 +11,12 @@ One record per mode: `gpu_s` is the allocated accelerator time from the ledger o
 --tail after the last request is due in all modes (`answered_after_end` were not complete then), `host_byte_s`
 the host memory of model copies over time, `cast_bytes` what nodes received from others, `slo_attainment` the
 share of requests with both TTFT and mean time between tokens within the targets, `slo_5x_attainment` within
-five times the means of full provisioning, if that is among the modes. TTFT counts from when a request is due.
+five times the means of full provisioning, if that is among the modes or in the file --slo-from, else null.
+TTFT counts from when a request is due; `ttft_by_start` is that of hot, live, warm and cold starts apart, and
+`ttft_by_rate` by the requests due in the same second.
 A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
-less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`).
+less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`); if
+one does not, the exit status is 1 after the records are written.
 
 modes (`hypercast-pipeline` and `stop-the-world` not by default):
 """
@@ -45,9 +48,10 @@ from benchmarks.testbed.hosted_platform import PlatformError, TestbedPlatform
 from benchmarks.testbed.network import Testbed, TestbedError
 from benchmarks.testbed.plan import LinkShape
 from benchmarks.trace.arrivals import BURST, HALVES
+from benchmarks.trace.five_means import FULL, add_five_means, read_five_means
 from benchmarks.trace.modes import COMPARED, MODES, TraceMode
 from benchmarks.trace.plot import plot
-from benchmarks.trace.records import TraceRun, compare, five_means_of, record_of, run_of, show
+from benchmarks.trace.records import TraceRun, compare, record_of, run_of, show
 from benchmarks.trace.run import run_trace
 from benchmarks.trace.scenario import HOLDERS, TRACES, TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import SYNTHETIC
@@ -62,10 +66,14 @@ examples:
 """
 
 
+class DoesNotCount(Exception):
+    """The records are written, but what they say does not count."""
+
+
 def measure(args: argparse.Namespace, out: Recording) -> None:
     """Run all modes in turns, `--repeat` times; `out` receives the records.
 
-    Raises PlatformError, CrewError, CliError, TestbedError, ValueError.
+    Raises DoesNotCount after that, PlatformError, CrewError, CliError, TestbedError, OSError, ValueError.
     """
     scenario, facts = scenario_of(args)
     need = memory_need(scenario, [MODES[name] for name in args.modes])
@@ -73,6 +81,10 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
         raise PlatformError(shortfall)
     shape = LinkShape(rate_bytes_s=int(network_bytes_per_s(args.profile) / args.slower), bands=True)
     common = {**facts, **describe_run("benchmarks.trace")}
+    earlier = None
+    if args.slo_from is not None:
+        params = params_of(args, scenario, MODES[FULL])
+        earlier = read_five_means(args.slo_from, {**params, **common})
     runs: dict[str, list[TraceRun]] = {name: [] for name in args.modes}
     with scratch_folder(Path(tempfile.gettempdir())) as folder:
         try:
@@ -90,10 +102,13 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
                 for name, found in runs.items()
                 if found
             ]
-            five_means_of(rows, runs)
+            answers = {name: [one for run in found for one in run.answers] for name, found in runs.items()}
+            add_five_means(rows, answers, earlier)
             out.add(*rows)
             for line in compare(rows):
                 print(line, flush=True)
+    if uncounted := [row["name"] for row in rows if not row["counts"]]:
+        raise DoesNotCount(f"runs of {', '.join(uncounted)} do not count")
 
 
 def memory_need(scenario: TraceScenario, modes: Sequence[TraceMode]) -> MemoryNeed:
@@ -152,6 +167,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--target-concurrency", type=at_least(1), default=32, help="calls per instance, for that policy")
     add("--ttft-target", type=positive, default=1.0, help="seconds to the first token")
     add("--tbt-target", type=positive, default=0.2, help="mean seconds between tokens")
+    add("--slo-from", type=Path, metavar="FILE", help="take the means of fixed-full from this earlier record")
     add("--scale-down-delay", type=positive, default=2.0, help="seconds for which a surplus is kept")
     add("--keep-alive", type=positive, help="seconds for which an idle last instance is (default the same)")
     add("--host-ttl", type=positive, default=15.0, help="seconds for which an idle copy is in host memory")
@@ -172,7 +188,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    errors = (TestbedError, PlatformError, CrewError, RegistryError, CliError, InvalidTrace)
+    errors = (DoesNotCount, TestbedError, PlatformError, CrewError, RegistryError, CliError, InvalidTrace)
     with recording(
         "trace",
         json=args.json,

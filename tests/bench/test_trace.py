@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace as replace_answer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,20 @@ from benchmarks.testbed.network import unavailable_reason
 from benchmarks.trace import command
 from benchmarks.trace.arrivals import bounds, burstiness, part_of, spread
 from benchmarks.trace.client import StreamedAnswer, TraceSent
-from benchmarks.trace.measures import Answer, Slo, cumulated, five_means, integral, quantiles
+from benchmarks.trace.five_means import add_five_means, read_five_means
+from benchmarks.trace.measures import (
+    Answer,
+    Slo,
+    cumulated,
+    five_means,
+    integral,
+    quantiles,
+    ttft_by_rate,
+    ttft_by_start,
+)
 from benchmarks.trace.modes import COMPARED, MODES
 from benchmarks.trace.plot import plot
-from benchmarks.trace.records import TraceRun, compare, five_means_of, record_of, run_of, show
+from benchmarks.trace.records import TraceRun, compare, record_of, run_of, show
 from benchmarks.trace.run import TraceResult
 from benchmarks.trace.scenario import TRACES, TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import (
@@ -212,16 +224,62 @@ def test_a_run_says_why_it_does_not_count() -> None:
         "the client was 12 ms late",
         "processors were 90% busy",
     ]
+    row = record_of("hypercast", [run_at(), run], SLO, {})
+    assert not row["counts"] and "DOES NOT COUNT" in show(row)
 
 
 def test_five_times_the_mean_is_that_of_full_provisioning_or_nothing() -> None:
     runs = {name: [run_at()] for name in ("hypercast", "fixed-full")}
     rows = [record_of(name, found, SLO, {}) for name, found in runs.items()]
-    five_means_of(rows, runs)
+    answers = {name: found[0].answers for name, found in runs.items()}
+    add_five_means(rows, answers)
     assert [row["slo_5x"]["of"] for row in rows] == ["fixed-full"] * 2
     assert rows[0]["slo_5x_attainment"] == 1.0
-    five_means_of(rows[:1], {"hypercast": runs["hypercast"]})
+    add_five_means(rows[:1], {"hypercast": answers["hypercast"]})
     assert rows[0]["slo_5x"] is None and rows[0]["slo_5x_attainment"] is None
+
+
+def test_five_times_the_mean_is_taken_from_an_earlier_record_of_the_same_scenario(tmp_path: Path) -> None:
+    args = command.parse(["--minutes", "1", "--slo-from", str(tmp_path / "full.json")])
+    scenario, facts = scenario_of(args)
+    params = {**params_of(args, scenario, MODES["fixed-full"]), **facts}
+    full = record_of("fixed-full", [run_at()], SLO, params)
+    add_five_means([full], {"fixed-full": run_at().answers})
+    others = [{**full, "name": "hypercast"}, json.loads(json.dumps(full))]
+    args.slo_from.write_text(json.dumps(others))
+    row = record_of("hypercast", [run_at()], SLO, params)
+    add_five_means([row], {"hypercast": run_at().answers}, read_five_means(args.slo_from, params))
+    assert row["slo_5x"] == {**full["slo_5x"], "file": "full.json"} and row["slo_5x_attainment"] == 1.0
+    with pytest.raises(ValueError, match="another scenario: nodes 8, not 12"):
+        read_five_means(args.slo_from, {**params, "nodes": 12})
+    args.slo_from.write_text(json.dumps([{**full, "counts": False}]))
+    with pytest.raises(ValueError, match="does not count"):
+        read_five_means(args.slo_from, params)
+    args.slo_from.write_text(json.dumps(others[:1]))
+    with pytest.raises(ValueError, match="no record of fixed-full"):
+        read_five_means(args.slo_from, params)
+
+
+def test_first_tokens_are_apart_by_kind_of_start() -> None:
+    answers = [answer(0.1), answer(0.3), replace_answer(answer(2.0), start_kind="cold")]
+    found = ttft_by_start(answers)
+    assert found["cold"] == {"requests": 1, "ttft_p50_s": 2.0, "ttft_p90_s": 2.0, "ttft_p99_s": 2.0}
+    assert found["hot"]["requests"] == 2 and list(found) == ["cold", "hot"]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 3))
+def test_each_request_is_in_one_group_of_its_rate(rates: list[int], runs: int) -> None:
+    answers = [
+        replace_answer(answer(float(rate)), due_s=second + place / 100)
+        for second, rate in enumerate(rates)
+        for place in range(rate)
+    ] * runs
+    groups = ttft_by_rate(answers, runs)
+    assert sum(group["requests"] or 0 for group in groups) == len(answers)
+    edges = [(group["from_per_s"] or 0, group["to_per_s"] or 0) for group in groups]
+    assert edges == sorted(edges) and all(first[1] < then[0] for first, then in pairwise(edges))
+    for group in groups:  # TTFTs are the rates here
+        assert (group["from_per_s"] or 0) <= (group["ttft_p50_s"] or 0) <= (group["to_per_s"] or 0)
 
 
 def test_records_and_their_picture(tmp_path: Path) -> None:
@@ -232,7 +290,7 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
         record_of(name, found, SLO, {**params_of(args, scenario, MODES[name]), **facts})
         for name, found in runs.items()
     ]
-    five_means_of(rows, runs)
+    add_five_means(rows, {name: found[0].answers * 2 for name, found in runs.items()})
     row = json.loads(json.dumps(rows[0]))
     for name in (
         *("requests", "failed", "gpu_s", "slo_attainment", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
@@ -243,7 +301,7 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
     assert row["slo_attainment"] == pytest.approx(2 / 3) and row["slo_5x"]["of"] == "fixed-full"
     assert row["params"]["live"] == "auto" and row["params"]["late_s"]["hop_s"] <= 0.2e-3
     assert row["params"]["prompts_capped"] > 0  # the model's context is shorter than the code trace's prompts
-    assert "SLO 0.667" in show(rows[0])
+    assert "SLO 0.667" in show(rows[0]) and "COUNT" not in show(rows[0])
     assert compare(rows) == [
         "  hypercast vs fixed-full: +0.0% GPU time, P90 TTFT 1.00 times sooner, SLO 0.667 vs 0.667"
     ]
@@ -343,8 +401,8 @@ def test_a_short_trace_is_sent_to_a_platform_in_the_testbed(tmp_path: Path) -> N
     more = ("--tail", "0.2", "--modes", "hypercast", "--json", out)
     command_line = [sys.executable, "-m", "benchmarks.trace", *map(str, (*options, *more))]
     done = subprocess.run(command_line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())
+    assert done.returncode == (0 if row["counts"] else 1), done.stderr
     assert (row["requests"], row["failed"], row["ledger_ok"]) == (10, 0, True)
     assert 0 < row["gpu_s"] <= 2 * row["window_s"]
     assert integral(row["instances"], 0.0, row["window_s"]) == pytest.approx(row["gpu_s"], rel=0.2)
