@@ -14,6 +14,7 @@ from benchmarks.harness.forked_cluster import ForkedCluster
 from benchmarks.harness.node_launcher import enter
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.processes import module
+from benchmarks.testbed.link_meter import LinkMeter
 from benchmarks.testbed.network import Testbed
 from cli.client import Client
 from cli.commands.scaling import follow
@@ -85,6 +86,10 @@ class TestbedPlatform:
             time.sleep(_PAUSE_S)
         with ThreadPoolExecutor(1, initializer=enter, initargs=(netns,)) as host:
             return host.submit(lambda: _with_client(self.url, self.key, work)).result()
+
+    def link_meter(self) -> LinkMeter:
+        """Return a meter of all links; the gateway's host is 0."""
+        return LinkMeter(self._testbed.plan)
 
     def ask_client(
         self, name: str, protocol: CrewProtocol, order: CrewMessage, reply: type[R], patience_s: float

@@ -4,6 +4,7 @@
 - `client`: sends it, and compares the ledger
 - `command`: the command
 - `five_means`: attainment within five times the means of full provisioning
+- `link_use`: the use of links over time
 - `measures`: SLO attainment, sums over time and percentiles
 - `modes`: the compared ways to scale out
 - `plot`: the plot

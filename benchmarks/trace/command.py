@@ -13,7 +13,8 @@ the host memory of model copies over time, `cast_bytes` what nodes received from
 share of requests with both TTFT and mean time between tokens within the targets, `slo_5x_attainment` within
 five times the means of full provisioning, if that is among the modes or in the file --slo-from, else null.
 TTFT counts from when a request is due; `ttft_by_start` is that of hot, live, warm and cold starts apart, and
-`ttft_by_rate` by the requests due in the same second.
+`ttft_by_rate` by the requests due in the same second. `network` has the rates between nodes (of the model's
+bytes) and of the gateway's link (prompts, tokens, commands), and the share of each link that is in use.
 A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
 less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`); if
 one does not, the exit status is 1 after the records are written.
@@ -42,7 +43,6 @@ from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.records import Recording, describe_run, recording
 from benchmarks.harness.traces import InvalidTrace
 from benchmarks.scaleout.memory import MemoryNeed, free_memory
-from benchmarks.scaleout.profiles import network_bytes_per_s
 from benchmarks.scaleout.scenarios import add_emulated, parse_emulated
 from benchmarks.testbed.hosted_platform import PlatformError, TestbedPlatform
 from benchmarks.testbed.network import Testbed, TestbedError
@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
     need = memory_need(scenario, [MODES[name] for name in args.modes])
     if shortfall := need.shortfall(args.emulated, "append /1000, or use fewer --nodes", *free_memory()):
         raise PlatformError(shortfall)
-    shape = LinkShape(rate_bytes_s=int(network_bytes_per_s(args.profile) / args.slower), bands=True)
+    shape = LinkShape(rate_bytes_s=int(scenario.model_scale.link_bytes_s), bands=True)
     common = {**facts, **describe_run("benchmarks.trace")}
     earlier = None
     if args.slo_from is not None:
@@ -131,7 +131,7 @@ def run_mode(
             )
         platform = stack.enter_context(TestbedPlatform(testbed, folder / "data", mode.planner))
         result = run_trace(platform, mode, scenario)
-    run = run_of(result, scenario.slower, scenario.device.scale)
+    run = run_of(result, scenario.model_scale)
     attained = scenario.slo.attainment(run.answers)
     say(f"  GPU {run.gpu_s:.1f} s, SLO {attained:.3f}, busy {run.processor_share:.0%}")
     return run

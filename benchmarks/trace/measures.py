@@ -25,6 +25,19 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelScale:
+    """How times and bytes of the machine become those of the model.
+
+    Devices and links are `slower`, images, caches and hidden states 1/`scale` of the model's; a link carries
+    `link_bytes_s` there.
+    """
+
+    slower: int
+    scale: int
+    link_bytes_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
     """The bounds of a request's time to first token and mean time between tokens."""
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from benchmarks.harness.percentile import percentile
 from benchmarks.trace.client import StreamedAnswer
+from benchmarks.trace.link_use import network_use
 from benchmarks.trace.measures import (
     Answer,
+    ModelScale,
     Series,
     Slo,
     cumulated,
@@ -45,6 +47,7 @@ class TraceRun:
     processor_share: float
     ledger: dict[str, Any]
     ledger_ok: bool
+    network: dict[str, Any]
     plans: dict[str, Any]
 
     @property
@@ -81,9 +84,9 @@ class TraceRun:
         }
 
 
-def run_of(result: TraceResult, slower: int, scale: int) -> TraceRun:
+def run_of(result: TraceResult, how: ModelScale) -> TraceRun:
     """Convert a run to model time, and bytes to those of the whole model."""
-    sent = result.sent
+    sent, slower, scale = result.sent, how.slower, how.scale
     before = [one for one in result.samples if one.at_s <= sent.started_s]
     samples = before[-1:] + [
         one for one in result.samples if sent.started_s < one.at_s <= sent.started_s + sent.ended_s
@@ -115,6 +118,7 @@ def run_of(result: TraceResult, slower: int, scale: int) -> TraceRun:
         processor_share=sent.processor_share,
         ledger=sent.ledger,
         ledger_ok=sent.ledger_ok,
+        network=network_use(result.links, sent.started_s, sent.ended_s, how),
         plans=result.plans.record(),
     )
 
@@ -151,6 +155,7 @@ def record_of(name: str, runs: Sequence[TraceRun], slo: Slo, params: dict[str, A
         **latencies("tbt", gaps, (50, 99)),
         "host_byte_s": middle.host_byte_s,
         "cast_bytes": middle.cast_bytes,
+        "network": middle.network,
         "window_s": middle.ended_s,
         "answered_after_end": middle.answered_after_end,
         "instances": middle.instances,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.testbed.hosted_platform import PlatformError, TestbedPlatform, warm_nodes
+from benchmarks.testbed.link_meter import LinkBytes
 from benchmarks.trace.client import PROTOCOL, SendTrace, TraceSent
 from benchmarks.trace.modes import TraceMode
 from benchmarks.trace.scenario import TraceScenario
@@ -20,11 +21,12 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceResult:
-    """What the client and the monitor saw of one run, in time of the machine."""
+    """What the client and the monitors saw of one run, in time of the machine."""
 
     sent: TraceSent
     samples: Sequence[UsageSample]
     plans: SeenPlans
+    links: Sequence[LinkBytes] = ()
 
 
 def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenario) -> TraceResult:
@@ -52,10 +54,10 @@ def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenari
         vocabulary=scenario.profile.model.vocabulary,
         window_s=scenario.window_s * scenario.slower,
     )
-    with UsageMonitor(platform.cluster.redis.url) as monitor:
+    with UsageMonitor(platform.cluster.redis.url) as monitor, platform.link_meter() as meter:
         patience_s = 4 * order.window_s + _PATIENCE_S
         sent = platform.ask_client("benchmarks.trace.client", PROTOCOL, order, TraceSent, patience_s)
-    return TraceResult(sent=sent, samples=monitor.samples, plans=monitor.plans)
+    return TraceResult(sent=sent, samples=monitor.samples, plans=monitor.plans, links=meter.samples)
 
 
 def _place(client: Client, mode: TraceMode, scenario: TraceScenario) -> None:

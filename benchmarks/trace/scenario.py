@@ -9,9 +9,10 @@ from typing import Any
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.records import chosen
 from benchmarks.harness.traces import TraceRequest, read_trace, trim_to_context
+from benchmarks.scaleout.profiles import network_bytes_per_s
 from benchmarks.scaleout.scenarios import emulated_device, emulated_model
 from benchmarks.trace.arrivals import burstiness, part_of, shares, spread
-from benchmarks.trace.measures import Slo
+from benchmarks.trace.measures import ModelScale, Slo
 from benchmarks.trace.modes import TraceMode
 from benchmarks.trace.synthetic import SYNTHETIC, synthetic_trace
 from cli.upload.bundle import Bundle, bundle_model
@@ -81,6 +82,11 @@ class TraceScenario:
     @property
     def slower(self) -> int:
         return self.device.slower
+
+    @property
+    def model_scale(self) -> ModelScale:
+        rate = network_bytes_per_s(self.profile) / self.slower
+        return ModelScale(slower=self.slower, scale=self.device.scale, link_bytes_s=rate)
 
     @property
     def functions(self) -> list[str]:

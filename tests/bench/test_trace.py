@@ -14,13 +14,16 @@ from msgspec.structs import replace
 
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.harness.traces import TraceRequest, read_trace
+from benchmarks.testbed.link_meter import LinkBytes
 from benchmarks.testbed.network import unavailable_reason
 from benchmarks.trace import command
 from benchmarks.trace.arrivals import bounds, burstiness, part_of, spread
 from benchmarks.trace.client import StreamedAnswer, TraceSent
 from benchmarks.trace.five_means import add_five_means, read_five_means
+from benchmarks.trace.link_use import network_use
 from benchmarks.trace.measures import (
     Answer,
+    ModelScale,
     Slo,
     cumulated,
     five_means,
@@ -52,6 +55,7 @@ from registry.records.live import LiveMode
 from tests.fixtures.patience import PATIENCE_S
 
 TRACE = [TraceRequest(float(second), 100 + second, 10) for second in range(0, 601, 2)]
+SCALE = ModelScale(slower=2, scale=1000, link_bytes_s=1e6)
 SLO = Slo(ttft_s=1.0, tbt_s=0.2)
 
 
@@ -193,7 +197,7 @@ def usage(at_s: float, allocated: int, cast_bytes: int = 0) -> UsageSample:
 def run_at(slower: int = 2) -> TraceRun:
     samples = [usage(90.0, 1), usage(120.0, 2, 500), usage(130.0, 2, 700), usage(150.0, 1, 900)]
     result = TraceResult(sent=sent_trace(), samples=samples, plans=SeenPlans(casts={"a": ("tree", "given")}))
-    return run_of(result, slower, scale=1000)
+    return run_of(result, ModelScale(slower=slower, scale=1000, link_bytes_s=1e6))
 
 
 def test_a_run_is_in_model_time_and_the_bytes_of_the_model() -> None:
@@ -217,7 +221,7 @@ def test_a_run_says_why_it_does_not_count() -> None:
         ledger_ok=False,
         answers=[*sent.answers[:2], replace(sent.answers[2], failure="timeout")],
     )
-    run = run_of(TraceResult(sent=bad, samples=[usage(90.0, 1)], plans=SeenPlans()), 2, 1)
+    run = run_of(TraceResult(sent=bad, samples=[usage(90.0, 1)], plans=SeenPlans()), SCALE)
     assert run.faults == [
         "1 requests failed, the first: timeout",
         "the ledger is not exact",
@@ -307,6 +311,21 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
     ]
     plot(rows, tmp_path / "t.png")
     assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+def links_at(at_s: float, gateway_sent: int, node_received: int) -> LinkBytes:
+    return LinkBytes(at_s=at_s, received=(50, node_received, 0), sent=(gateway_sent, 20, 30))
+
+
+def test_links_are_used_between_nodes_and_by_the_gateway() -> None:
+    samples = [links_at(90.0, 0, 0), links_at(100.0, 1000, 1000), links_at(160.0, 7000, 61_000)]
+    found = network_use(samples, 100.0, 60.0, SCALE)
+    assert found["step_s"] == 0.25  # of model time, which is half of the machine's
+    assert found["gateway_bytes"] == 6000 and found["between_nodes_bytes"] == 54_000 * 1000
+    assert len(found["gateway_bytes_s"]) == len(found["link_share"]["n0"]) == 120
+    assert set(found["gateway_bytes_s"]) == {200} and set(found["link_share"]["n1"]) == {0.0}
+    assert found["link_share"]["n0"][0] == pytest.approx(1000 / 1e6, rel=0.01)
+    assert network_use(samples[:1], 100.0, 60.0, SCALE) == {}
 
 
 # --- modes
@@ -404,5 +423,6 @@ def test_a_short_trace_is_sent_to_a_platform_in_the_testbed(tmp_path: Path) -> N
     (row,) = json.loads(out.read_text())
     assert done.returncode == (0 if row["counts"] else 1), done.stderr
     assert (row["requests"], row["failed"], row["ledger_ok"]) == (10, 0, True)
+    assert row["network"]["gateway_bytes"] > 10 * 1000  # prompts of as many ids at least
     assert 0 < row["gpu_s"] <= 2 * row["window_s"]
     assert integral(row["instances"], 0.0, row["window_s"]) == pytest.approx(row["gpu_s"], rel=0.2)
