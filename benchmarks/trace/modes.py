@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from benchmarks.harness.rival_nodes import FREE_DEVICE
 from benchmarks.scaleout.modes import GROUP_SETUP_S
 
 
@@ -94,7 +95,7 @@ MODES = {
         TraceMode(
             name="ideal",
             description="every host has the model, and loading takes no time; the control plane is real",
-            device="h800-free",
+            device=FREE_DEVICE,
             own_disk=True,
             cached=True,
         ),

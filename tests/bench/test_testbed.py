@@ -9,11 +9,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.harness.owner import Owner, is_orphaned, owner_for_pid, owner_of, scratch_folder
-from benchmarks.harness.processor import ProcessorTimes, read_times
+from benchmarks.harness.processor import ProcessorTimes, processor_times, read_times
 from benchmarks.multicast.peers import agent_script, mpirun
 
 # Not by name: pytest takes classes of the name Test… for tests.
@@ -121,6 +122,15 @@ def test_processor_time_is_read_from_the_kernel() -> None:
     times = ProcessorTimes(busy_s=1.7, idle_s=8.4, stolen_s=0.2)
     later = ProcessorTimes(busy_s=2.7, idle_s=9.2, stolen_s=0.4)
     assert later.since(times).share == pytest.approx(0.6)  # stolen time is not there for other work
+
+
+def test_stolen_and_interrupt_time_is_busy_and_guests_count_once() -> None:
+    kernel = {"user": 10.0, "nice": 1.0, "system": 2.0, "irq": 0.5, "softirq": 0.5, "guest": 4.0}
+    now = SimpleNamespace(**kernel, guest_nice=1.0, idle=5.0, iowait=1.0, steal=3.0)
+    found = processor_times(now)
+    assert (found.busy_s, found.idle_s, found.stolen_s) == (14.0, 6.0, 3.0)
+    assert found.share == pytest.approx(17 / 23)
+    assert found.since(found).share == 0.0
 
 
 def test_counters_of_interfaces_are_told_from_each_other() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.harness.rival_nodes import FREE_DEVICE
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.harness.traces import TraceRequest, read_trace
 from benchmarks.testbed.link_meter import LinkBytes
@@ -338,7 +339,7 @@ def test_every_mode_configures_the_platform() -> None:
     ]
     scenario, _ = scenario_of(command.parse(["--minutes", "1", "--slower", "2"]))
     for mode in MODES.values():
-        assert mode.device in DEVICES and not (mode.planner and mode.own_disk)
+        assert mode.device in {*DEVICES, FREE_DEVICE} and not (mode.planner and mode.own_disk)
         assert mode.description and (mode.share is None or mode.cached)
         if mode.planner:
             parse_fixed_plan(mode.planner)
@@ -424,5 +425,6 @@ def test_a_short_trace_is_sent_to_a_platform_in_the_testbed(tmp_path: Path) -> N
     assert done.returncode == (0 if row["counts"] else 1), done.stderr
     assert (row["requests"], row["failed"], row["ledger_ok"]) == (10, 0, True)
     assert row["network"]["gateway_bytes"] > 10 * 1000  # prompts of as many ids at least
+    assert row["instances_per_node"] == 1
     assert 0 < row["gpu_s"] <= 2 * row["window_s"]
     assert integral(row["instances"], 0.0, row["window_s"]) == pytest.approx(row["gpu_s"], rel=0.2)
