@@ -139,7 +139,7 @@ async def replay_trace(args: argparse.Namespace) -> tuple[dict[str, Any], Replay
         ledger = None
         if not replay.interrupted:
             say("comparing the ledger")
-            ledger = await compare_ledger(admin, args.function, replay.finished, wait_s=args.check_wait)
+            ledger = await compare_ledger(admin, [args.function], replay.finished, wait_s=args.check_wait)
     params = {
         "trace": args.trace.name,
         **chosen(args, "speedup", "seconds", "function"),

@@ -171,13 +171,14 @@ class AdminClient:
         rows = (await self._get(f"/admin/usage/report?{query}"))["rows"]
         return {name: sum(row[name] for row in rows) for name in USAGE_SUMS}
 
-    async def conservation(self, function: str, wait_s: float) -> str:
+    async def conservation(self, functions: Sequence[str], wait_s: float) -> str:
         """Return the verdict of the usage check, repeated until it is exact or the time is over.
 
-        The function is scaled to zero for it: an instance's time is complete in the ledger when it ends.
+        The functions are scaled to zero for it: an instance's time is complete in the ledger when it ends.
         """
         until_s = time.monotonic() + wait_s
-        await self.scale(function.partition(":")[0], 0, wait=True)
+        for function in functions:
+            await self.scale(function.partition(":")[0], 0, wait=True)
         while True:
             verdict = str((await self._get("/admin/usage/check"))["verdict"])
             if verdict == "exact" or time.monotonic() > until_s:

@@ -38,7 +38,7 @@ class LedgerComparison:
 
 
 async def compare_ledger(
-    admin: AdminClient, function: str, finished: Sequence[StreamResult], *, wait_s: float
+    admin: AdminClient, functions: Sequence[str], finished: Sequence[StreamResult], *, wait_s: float
 ) -> LedgerComparison:
     """Look up every request and compare sums; no other client may use the key meanwhile."""
     turn = asyncio.Semaphore(_AT_ONCE)
@@ -61,7 +61,7 @@ async def compare_ledger(
         ),
         wrong_status=sum(record["status"] != "ok" for _, record in good if record is not None),
         sums_equal=await _sums_equal(admin, there),
-        conservation=await admin.conservation(function, wait_s),
+        conservation=await admin.conservation(functions, wait_s),
     )
 
 

@@ -5,7 +5,6 @@
 When its crew closes the connection, the nodes get SIGTERM, then SIGKILL, and this process ends.
 """
 
-import asyncio
 import ctypes
 import gc
 import os
@@ -14,9 +13,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,19 +20,19 @@ import numpy as np
 
 from benchmarks.harness.crew_member import serve
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
+from benchmarks.harness.rival_nodes import (
+    DelayedEngines,
+    add_free_device,
+    with_group_setup,
+    with_own_disk,
+)
 from invoker.__main__ import engines_for
 from invoker.__main__ import main as run_node
 from invoker.emulated.device_clock import HOP_LATE_S, STEP_LATE_S, DeviceClock, Lateness
-from invoker.emulated.disk import EmulatedDiskReader
 from invoker.emulated.engines import EmulatedEngineFactory
-from invoker.engine.contract import ModelSpec
 from invoker.engine.factory import EngineFactory
 from invoker.loading.loader import LoadSources
-from invoker.loading.store_access import StoreAccess
-from rdmacast.cast.watch_link import OnBitfield, OnVerdict, RegionWatch, Watcher
-from rdmacast.transport import PeerAddress
 from registry.config.emulation import is_emulated, parse_device
-from registry.images.local_store import LocalStore
 
 _NETNS = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -72,22 +68,6 @@ class NodeForked(CrewMessage, frozen=True, kw_only=True):
 
 
 PROTOCOL = CrewProtocol.of(StartNode, NodeForked)
-
-
-class DelayedEngines:
-    """Engines that delay each start before its model is loaded, where their memory needs are requested."""
-
-    def __init__(self, engines: EngineFactory, wait_s: float) -> None:
-        self._engines = engines
-        self._wait_s = wait_s
-        self.make = engines.make
-        self.make_stage = engines.make_stage
-        self.binds_early = engines.binds_early
-
-    def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
-        """Return the inner engines' KV bytes after the delay; called in a thread (see Engines)."""
-        time.sleep(self._wait_s)
-        return self._engines.kv_bytes(spec, max_concurrency)
 
 
 def enter(netns: str) -> None:
@@ -127,38 +107,11 @@ def emulated_engines(device: str, order: StartNode) -> EngineFactory:
     return EmulatedEngineFactory(parsed, DeviceClock(parsed.slower, lateness))
 
 
-class GroupWatcher:
-    """A Watcher for casts that first set up a group of all their members."""
-
-    def __init__(self, watcher: Watcher, group_s: float) -> None:
-        self._watcher = watcher
-        self._group_s = group_s
-
-    @asynccontextmanager
-    async def watch(
-        self,
-        peer: PeerAddress,
-        region: str,
-        block_bytes: int,
-        on_bitfield: OnBitfield,
-        on_verdict: OnVerdict | None = None,
-    ) -> AsyncIterator[RegionWatch]:
-        """Wait for the set-up, then watch: see Watcher."""
-        await asyncio.sleep(self._group_s)
-        async with self._watcher.watch(peer, region, block_bytes, on_bitfield, on_verdict) as watch:
-            yield watch
-
-
 def sources_of(order: StartNode, sources: LoadSources) -> LoadSources:
     """Return the node's own disk as the only source, or casts with a group set-up, as ordered."""
-    if order.group_s and sources.casts is not None:
-        watcher = GroupWatcher(sources.casts.watcher, order.group_s)
-        return replace(sources, casts=replace(sources.casts, watcher=watcher))
-    if not order.store:
-        return sources
-    reader = partial(EmulatedDiskReader, clock=DeviceClock(), bytes_per_s=order.disk_bytes_s)
-    disk = StoreAccess(store=LocalStore(Path(order.store), reader), label="disk")
-    return replace(sources, store=disk, casts=None)
+    if order.group_s:
+        return with_group_setup(sources, order.group_s)
+    return with_own_disk(sources, Path(order.store), order.disk_bytes_s) if order.store else sources
 
 
 def fork_node(order: StartNode) -> int:
@@ -190,6 +143,7 @@ def stop_nodes(pids: list[int]) -> None:
 
 def main() -> None:
     path, rank = sys.argv[1:]
+    add_free_device()
     gc.freeze()
     pids: list[int] = []
 

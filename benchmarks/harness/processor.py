@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -39,8 +40,12 @@ def process_cpu_s() -> float:
 
 
 def read_times() -> ProcessorTimes:
-    """Return the times of the machine; time of its guests counts once."""
-    now = psutil.cpu_times()
+    """Return the times of the machine."""
+    return processor_times(psutil.cpu_times())
+
+
+def processor_times(now: Any) -> ProcessorTimes:
+    """Return the sums of psutil's times; the time of guests counts once, as it is in that of users."""
     return ProcessorTimes(
         busy_s=now.user + now.nice + now.system + now.irq + now.softirq,
         idle_s=now.idle + now.iowait,

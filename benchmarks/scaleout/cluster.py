@@ -105,7 +105,7 @@ def _start_nodes(
     options: tuple[object, ...] = ("--device", device)
     if scenario.device is None:
         options += ("--gpu-memory", f"{3 * image_bytes + (1 << 30)}B", "--threads", "1")
-    platform.start_nodes(numbers, image_bytes, *options, wait_s=wait_s)
+    platform.start_nodes(numbers, 3 * image_bytes + (64 << 20), *options, wait_s=wait_s)
 
 
 def _deploy(scenario: BurstScenario, mode: Mode, client: Client) -> None:

@@ -38,11 +38,10 @@ def parse_emulated(parser: argparse.ArgumentParser, arguments: Sequence[str] | N
     return args
 
 
-def emulated_model(args: argparse.Namespace) -> str:
+def emulated_model(args: argparse.Namespace, variant: int = 0) -> str:
     """Return the architecture of --emulated."""
-    return str(
-        EmulatedModel(name=args.emulated.partition("/")[0].partition("-")[2], scale=args.profile.scale)
-    )
+    name = args.emulated.partition("/")[0].partition("-")[2]
+    return str(EmulatedModel(name=name, scale=args.profile.scale, variant=variant))
 
 
 def emulated_device(args: argparse.Namespace) -> EmulatedDevice:

@@ -14,6 +14,7 @@ from benchmarks.harness.forked_cluster import ForkedCluster
 from benchmarks.harness.node_launcher import enter
 from benchmarks.harness.owner import scratch_folder
 from benchmarks.harness.processes import module
+from benchmarks.testbed.link_meter import LinkMeter
 from benchmarks.testbed.network import Testbed
 from cli.client import Client
 from cli.commands.scaling import follow
@@ -60,13 +61,13 @@ class TestbedPlatform:
     def store(self) -> Path:
         return self.cluster.folder / "store"
 
-    def start_nodes(self, numbers: Sequence[int], image_bytes: int, *options: object, **how: Any) -> None:
-        """Start these nodes, and wait until they have registered. Raises CrewError.
+    def start_nodes(self, numbers: Sequence[int], host_bytes: int, *options: object, **how: Any) -> None:
+        """Start these nodes with that much host memory, and wait until they have registered.
 
-        Their host memory holds three images of that size; `how` is as in StartNode.
+        `how` is as in StartNode. Raises CrewError.
         """
         common = ("--shm-dir", self._shm, "--rdma", "off", "--spare-memory", "0B")
-        memory = ("--host-memory", f"{3 * image_bytes + (64 << 20)}B")
+        memory = ("--host-memory", f"{host_bytes}B")
         for number in numbers:
             address = "--listen", self._testbed.address(number + 1)
             netns = self._testbed.plan.namespace(number + 1)
@@ -85,6 +86,10 @@ class TestbedPlatform:
             time.sleep(_PAUSE_S)
         with ThreadPoolExecutor(1, initializer=enter, initargs=(netns,)) as host:
             return host.submit(lambda: _with_client(self.url, self.key, work)).result()
+
+    def link_meter(self) -> LinkMeter:
+        """Return a meter of all links; the gateway's host is 0."""
+        return LinkMeter(self._testbed.plan)
 
     def ask_client(
         self, name: str, protocol: CrewProtocol, order: CrewMessage, reply: type[R], patience_s: float

@@ -84,14 +84,15 @@ class TestbedPlan:
     def cut(self, host: int) -> Command:
         """Return the command that takes a host's link down at the switch, unnoticed by the host."""
         self._check(host)
-        return ("ip", "-n", self.switch, "link", "set", self._port(host), "down")
+        return ("ip", "-n", self.switch, "link", "set", self.port(host), "down")
 
     def sent_bytes(self, host: int) -> Command:
         """Return the command that prints, in JSON, the byte counters of a host's link."""
         self._check(host)
-        return ("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", self._port(host))
+        return ("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", self.port(host))
 
-    def _port(self, host: int) -> str:
+    def port(self, host: int) -> str:
+        """Return the name of the switch's interface to a host."""
         return f"p{host}"
 
     def _switched(self) -> list[Command]:
@@ -106,7 +107,7 @@ class TestbedPlan:
         ]
 
     def _host(self, host: int) -> list[Command]:
-        name, port, mtu = self.namespace(host), self._port(host), ("mtu", str(self.shape.mtu))
+        name, port, mtu = self.namespace(host), self.port(host), ("mtu", str(self.shape.mtu))
         switch, own = ("ip", "-n", self.switch), ("ip", "-n", name)
         pair = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
         made: list[Command] = [("ip", "netns", "add", name), (*switch, "link", "add", port, *mtu, *pair)]

@@ -57,9 +57,14 @@ def burstiness(offsets_s: Sequence[float], length_s: float) -> float:
 def spread(trace: Sequence[TraceRequest], functions: int, seed: int) -> list[TraceRequest]:
     """Return the requests, each to one of the functions, of which the n-th has 1/n of the first one's."""
     draw = random.Random(seed)
-    shares = [1 / (rank + 1) for rank in range(functions)]
-    chosen = draw.choices(range(functions), shares, k=len(trace))
+    chosen = draw.choices(range(functions), shares(functions), k=len(trace))
     return [replace(one, function=to) for one, to in zip(trace, chosen, strict=True)]
+
+
+def shares(functions: int) -> list[float]:
+    """Return the share of each function in the requests."""
+    weights = [1 / (rank + 1) for rank in range(functions)]
+    return [weight / sum(weights) for weight in weights]
 
 
 def _burstiest(trace: Sequence[TraceRequest], begin_s: float, end_s: float, length_s: float) -> float:

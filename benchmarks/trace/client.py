@@ -9,7 +9,6 @@ import asyncio
 import gc
 import sys
 import time
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -100,15 +99,7 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
     used = await using
     watching.cancel()
     async with AdminClient.connect(url, key) as admin:
-        found = [
-            await compare_ledger(
-                admin,
-                name,
-                [done for done in replay.finished if _function(replay, done) == place],
-                wait_s=_CHECK_S,
-            )
-            for place, name in enumerate(order.functions)
-        ]
+        ledger = await compare_ledger(admin, order.functions, replay.finished, wait_s=_CHECK_S)
         gpu = await admin.gpu_time(began_at, began_at + order.window_s)
     return TraceSent(
         started_s=started_s,
@@ -119,13 +110,9 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
         gpu_s=gpu["allocated_ms"] / 1e3,
         loading_s=gpu["loading_ms"] / 1e3,
         busy_s=gpu["used_ms"] / 1e3,
-        ledger=asdict(found[0]),
-        ledger_ok=all(one.ok for one in found),
+        ledger=ledger.record(),
+        ledger_ok=bool(ledger.ok),
     )
-
-
-def _function(replay: Replay, done: StreamResult) -> int:
-    return replay.arrivals[int(done.request_id.rpartition("-")[2])].function
 
 
 def _answer(done: StreamResult, started_s: float) -> StreamedAnswer:

@@ -11,9 +11,13 @@ One record per mode: `gpu_s` is the allocated accelerator time from the ledger o
 --tail after the last request is due in all modes (`answered_after_end` were not complete then), `host_byte_s`
 the host memory of model copies over time, `cast_bytes` what nodes received from others, `slo_attainment` the
 share of requests with both TTFT and mean time between tokens within the targets, `slo_5x_attainment` within
-five times the means of full provisioning, if that is among the modes. TTFT counts from when a request is due.
+five times the means of full provisioning, if that is among the modes or in the file --slo-from, else null.
+TTFT counts from when a request is due; `ttft_by_start` is that of hot, live, warm and cold starts apart, and
+`ttft_by_rate` by the requests due in the same second. `network` has the rates between nodes (of the model's
+bytes) and of the gateway's link (prompts, tokens, commands), and the share of each link that is in use.
 A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
-less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`).
+less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`); if
+one does not, the exit status is 1 after the records are written.
 
 modes (`hypercast-pipeline` and `stop-the-world` not by default):
 """
@@ -24,9 +28,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.arguments import (
     at_least,
@@ -38,31 +40,25 @@ from benchmarks.harness.arguments import (
 )
 from benchmarks.harness.crew import CrewError
 from benchmarks.harness.owner import scratch_folder
-from benchmarks.harness.processes import ROOT
-from benchmarks.harness.records import Recording, chosen, describe_run, recording
-from benchmarks.harness.traces import InvalidTrace, TraceRequest, read_trace, trim_to_context
+from benchmarks.harness.records import Recording, describe_run, recording
+from benchmarks.harness.traces import InvalidTrace
 from benchmarks.scaleout.memory import MemoryNeed, free_memory
-from benchmarks.scaleout.profiles import network_bytes_per_s
-from benchmarks.scaleout.scenarios import add_emulated, emulated_device, emulated_model, parse_emulated
+from benchmarks.scaleout.scenarios import add_emulated, parse_emulated
 from benchmarks.testbed.hosted_platform import PlatformError, TestbedPlatform
 from benchmarks.testbed.network import Testbed, TestbedError
 from benchmarks.testbed.plan import LinkShape
-from benchmarks.trace.arrivals import BURST, HALVES, burstiness, part_of, spread
-from benchmarks.trace.measures import Slo
+from benchmarks.trace.arrivals import BURST, HALVES
+from benchmarks.trace.five_means import FULL, add_five_means, read_five_means
 from benchmarks.trace.modes import COMPARED, MODES, TraceMode
 from benchmarks.trace.plot import plot
-from benchmarks.trace.records import TraceRun, compare, five_means_of, record_of, run_of, show
-from benchmarks.trace.run import TraceScenario, run_trace
-from benchmarks.trace.synthetic import SYNTHETIC, synthetic_trace
+from benchmarks.trace.records import TraceRun, compare, record_of, run_of, show
+from benchmarks.trace.run import run_trace
+from benchmarks.trace.scenario import HOLDERS, TRACES, TraceScenario, params_of, scenario_of
+from benchmarks.trace.synthetic import SYNTHETIC
 from cli.errors import CliError
-from cli.upload.bundle import bundle_model
-from invoker.emulated.device_clock import HOP_LATE_S, STEP_LATE_S, Lateness
+from invoker.emulated.device_clock import HOP_LATE_S, STEP_LATE_S
 from registry.errors import RegistryError
 
-TRACES = {
-    "azure-conv": ROOT / "benchmarks/data/azure-llm-2023-conv.csv.gz",
-    "azure-code": ROOT / "benchmarks/data/azure-llm-2023-code.csv.gz",
-}
 _EXAMPLES = """
 examples:
   sudo python -m benchmarks.trace --trace azure-conv --half first --speedup 4 --json t.json --plot t.png
@@ -70,17 +66,25 @@ examples:
 """
 
 
+class DoesNotCount(Exception):
+    """The records are written, but what they say does not count."""
+
+
 def measure(args: argparse.Namespace, out: Recording) -> None:
     """Run all modes in turns, `--repeat` times; `out` receives the records.
 
-    Raises PlatformError, CrewError, CliError, TestbedError, ValueError.
+    Raises DoesNotCount after that, PlatformError, CrewError, CliError, TestbedError, OSError, ValueError.
     """
-    need = MemoryNeed(image_bytes=args.profile.image_bytes, host_copies=args.nodes, copies=2 * args.nodes)
+    scenario, facts = scenario_of(args)
+    need = memory_need(scenario, [MODES[name] for name in args.modes])
     if shortfall := need.shortfall(args.emulated, "append /1000, or use fewer --nodes", *free_memory()):
         raise PlatformError(shortfall)
-    scenario, facts = scenario_of(args)
-    shape = LinkShape(rate_bytes_s=int(network_bytes_per_s(args.profile) / args.slower), bands=True)
+    shape = LinkShape(rate_bytes_s=int(scenario.model_scale.link_bytes_s), bands=True)
     common = {**facts, **describe_run("benchmarks.trace")}
+    earlier = None
+    if args.slo_from is not None:
+        params = params_of(args, scenario, MODES[FULL])
+        earlier = read_five_means(args.slo_from, {**params, **common})
     runs: dict[str, list[TraceRun]] = {name: [] for name in args.modes}
     with scratch_folder(Path(tempfile.gettempdir())) as folder:
         try:
@@ -98,10 +102,21 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
                 for name, found in runs.items()
                 if found
             ]
-            five_means_of(rows, runs)
+            answers = {name: [one for run in found for one in run.answers] for name, found in runs.items()}
+            add_five_means(rows, answers, earlier)
             out.add(*rows)
             for line in compare(rows):
                 print(line, flush=True)
+    if uncounted := [row["name"] for row in rows if not row["counts"]]:
+        raise DoesNotCount(f"runs of {', '.join(uncounted)} do not count")
+
+
+def memory_need(scenario: TraceScenario, modes: Sequence[TraceMode]) -> MemoryNeed:
+    """Return the most copies that hosts hold at once, with two on each accelerator and one in the store."""
+    functions, nodes = len(scenario.bundles), scenario.nodes
+    host_copies = nodes * max(min(functions, scenario.host_models(mode)) for mode in modes)
+    copies = host_copies + 2 * nodes + functions
+    return MemoryNeed(image_bytes=scenario.image_bytes, host_copies=host_copies, copies=copies)
 
 
 def run_mode(
@@ -116,67 +131,10 @@ def run_mode(
             )
         platform = stack.enter_context(TestbedPlatform(testbed, folder / "data", mode.planner))
         result = run_trace(platform, mode, scenario)
-    run = run_of(result, scenario.slower, scenario.device.scale)
+    run = run_of(result, scenario.model_scale)
     attained = scenario.slo.attainment(run.answers)
     say(f"  GPU {run.gpu_s:.1f} s, SLO {attained:.3f}, busy {run.processor_share:.0%}")
     return run
-
-
-def scenario_of(args: argparse.Namespace) -> tuple[TraceScenario, dict[str, Any]]:
-    """Return the scenario, and facts about its part of the trace. Raises ValueError, OSError."""
-    trace = trace_of(args)
-    from_s, part = part_of(trace, args.half, args.start, 60 * args.minutes)
-    timed = [TraceRequest(one.offset_s / args.speedup, one.prompt_tokens, one.output_tokens) for one in part]
-    trimmed = trim_to_context(spread(timed, args.functions, args.seed), args.profile.model.context)
-    facts = {
-        "from_s": round(from_s, 3),
-        "burstiness": round(burstiness([one.offset_s for one in part], 60 * args.minutes), 4),
-        "requests": len(part),
-        "prompts_capped": trimmed.prompts_capped,
-        "outputs_capped": trimmed.outputs_capped,
-    }
-    scenario = TraceScenario(
-        device=emulated_device(args),
-        profile=args.profile,
-        lateness=Lateness(step_s=args.late_ms / 1e3, hop_s=args.hop_late_ms / 1e3),
-        bundle=bundle_model(emulated_model(args), "auto", "", None),
-        nodes=args.nodes,
-        arrivals=trimmed.arrivals,
-        functions=[f"model-{place}" for place in range(args.functions)],
-        policy=args.policy,
-        target_concurrency=args.target_concurrency,
-        slo=Slo(ttft_s=args.ttft_target, tbt_s=args.tbt_target),
-        scale_down_s=args.scale_down_delay,
-        host_ttl_s=args.host_ttl,
-        tail_s=args.tail,
-    )
-    return scenario, facts
-
-
-def trace_of(args: argparse.Namespace) -> list[TraceRequest]:
-    """Return the whole trace. Raises InvalidTrace, OSError."""
-    if args.trace == SYNTHETIC:
-        return synthetic_trace(args.seed)
-    return read_trace(TRACES.get(args.trace, Path(args.trace)))
-
-
-def params_of(args: argparse.Namespace, scenario: TraceScenario, mode: TraceMode) -> dict[str, Any]:
-    """Return the parameters of a mode's record."""
-    links = asdict(args.profile.links)
-    names = ("trace", "half", "start", "minutes", "speedup", "nodes", "slower", "functions", "seed", "repeat")
-    return {
-        "emulated": str(args.profile),
-        "model": scenario.bundle.architecture,
-        "image_bytes": scenario.bundle.image_bytes * scenario.device.scale,
-        **chosen(args, *names, "policy", "target_concurrency", "scale_down_delay", "host_ttl", "tail"),
-        "slo": asdict(scenario.slo),
-        "late_s": asdict(scenario.lateness),
-        "ssd_bytes_s": links["disk"],
-        "host_to_gpu_bytes_s": links["host"],
-        "link_bytes_s": links["network"],
-        "says": mode.description,
-        **{name: getattr(mode, name) for name in ("planner", "setup_s", "live", "share")},
-    }
 
 
 def _start(text: str) -> float | str:
@@ -198,13 +156,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--speedup", type=positive, default=4.0, help="play the trace this many times faster")
     add("--nodes", type=at_least(1), default=8, help="nodes")
     add_emulated(parser, slower=4)
-    add("--functions", type=at_least(1), default=1, help="functions that share the requests")
+    add("--functions", type=at_least(1), default=1, help="functions, each with its model, that share them")
+    add(
+        "--holders", choices=HOLDERS, default="gpu", help="where models are at first: serving, in host memory"
+    )
+    add("--host-models", type=at_least(1), help="models that fit into a host's memory (default 3 and 64 MiB)")
+    add("--min-instances", type=at_least(0), help="of each function (default 1, with --holders host 0)")
     add("--modes", type=some_of(MODES), default=list(COMPARED), help=f"default {','.join(COMPARED)}")
     add("--policy", choices=("load", "concurrency"), default="load", help="scaling policy of all modes")
     add("--target-concurrency", type=at_least(1), default=32, help="calls per instance, for that policy")
     add("--ttft-target", type=positive, default=1.0, help="seconds to the first token")
     add("--tbt-target", type=positive, default=0.2, help="mean seconds between tokens")
+    add("--slo-from", type=Path, metavar="FILE", help="take the means of fixed-full from this earlier record")
     add("--scale-down-delay", type=positive, default=2.0, help="seconds for which a surplus is kept")
+    add("--keep-alive", type=positive, help="seconds for which an idle last instance is (default the same)")
     add("--host-ttl", type=positive, default=15.0, help="seconds for which an idle copy is in host memory")
     add("--tail", type=not_negative, default=10.0, help="seconds of the window after the last request")
     add("--late-ms", type=not_negative, default=1e3 * STEP_LATE_S, help="what a device forgives a step")
@@ -212,12 +177,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the functions' shares and synthetic traces")
     add("--repeat", type=at_least(1), default=1, help="turns")
     add("--keep-logs", type=Path, help="copy the platforms' logs to this folder")
-    return parse_emulated(parser, arguments)
+    args = parse_emulated(parser, arguments)
+    if args.min_instances is None:
+        args.min_instances = 0 if args.holders == "host" else 1
+    if args.holders == "host" and args.min_instances:
+        parser.error("--holders host: models in host memory alone have no instances: use --min-instances 0")
+    args.keep_alive = args.keep_alive or args.scale_down_delay
+    return args
 
 
 def main() -> None:
     args = parse()
-    errors = (TestbedError, PlatformError, CrewError, RegistryError, CliError, InvalidTrace)
+    errors = (DoesNotCount, TestbedError, PlatformError, CrewError, RegistryError, CliError, InvalidTrace)
     with recording(
         "trace",
         json=args.json,

@@ -7,6 +7,8 @@ from benchmarks.harness.percentile import percentile
 
 Series = Sequence[tuple[float, float]]  # (second, value from then on)
 
+_RATE_GROUPS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -20,6 +22,19 @@ class Answer:
     tbt_s: float | None
     tokens: int
     start_kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelScale:
+    """How times and bytes of the machine become those of the model.
+
+    Devices and links are `slower`, images, caches and hidden states 1/`scale` of the model's; a link carries
+    `link_bytes_s` there.
+    """
+
+    slower: int
+    scale: int
+    link_bytes_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +80,45 @@ def quantiles(values: Iterable[float], count: int = 200) -> list[float]:
         return []
     last = len(ordered) - 1
     return [round(ordered[round(last * step / count)], 6) for step in range(count + 1)]
+
+
+def ttft_by_start(answers: Sequence[Answer]) -> dict[str, dict[str, float | None]]:
+    """Return the TTFT of the requests of each kind of start: hot, live, warm, cold."""
+    kinds = sorted({one.start_kind for one in answers})
+    groups = {kind: [one.ttft_s for one in answers if one.start_kind == kind] for kind in kinds}
+    return {
+        kind: {"requests": len(ttfts), **latencies("ttft", ttfts, (50, 90, 99))}
+        for kind, ttfts in groups.items()
+    }
+
+
+def ttft_by_rate(answers: Sequence[Answer], runs: int) -> list[dict[str, float | None]]:
+    """Return the TTFT of the requests of some runs by how many were due in the same second of each.
+
+    Groups, from the least rate on, have about equal numbers of requests; one has all of a rate.
+    """
+    seconds: dict[int, list[float]] = {}
+    for one in answers:
+        seconds.setdefault(int(one.due_s), []).append(one.ttft_s)
+    by_rate: dict[int, list[float]] = {}
+    for ttfts in seconds.values():
+        by_rate.setdefault(round(len(ttfts) / runs), []).extend(ttfts)
+    groups: list[tuple[int, int, list[float]]] = []
+    for rate, ttfts in sorted(by_rate.items()):
+        if groups and len(groups[-1][2]) < len(answers) / _RATE_GROUPS:
+            least, _, earlier = groups.pop()
+            groups.append((least, rate, earlier + ttfts))
+        else:
+            groups.append((rate, rate, ttfts))
+    return [
+        {
+            "from_per_s": least,
+            "to_per_s": greatest,
+            "requests": len(ttfts),
+            **latencies("ttft", ttfts, (50, 90)),
+        }
+        for least, greatest, ttfts in groups
+    ]
 
 
 def latencies(name: str, values: Sequence[float], shares: Sequence[int]) -> dict[str, float | None]:

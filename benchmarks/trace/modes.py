@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from benchmarks.harness.rival_nodes import FREE_DEVICE
 from benchmarks.scaleout.modes import GROUP_SETUP_S
 
 
@@ -29,6 +30,13 @@ class TraceMode:
         """Return the fixed number of instances, None where the policy decides."""
         return None if self.share is None else max(1, round(self.share * nodes))
 
+    @property
+    def host_ttl_by(self) -> str:
+        """What ends the copies in host memory."""
+        if self.cached:
+            return "nothing: all copies stay"
+        return "the gateway drops idle copies, but of each model one stays in the cluster"
+
 
 MODES = {
     mode.name: mode
@@ -49,32 +57,34 @@ MODES = {
         ),
         TraceMode(
             name="serverlessllm",
-            description="each node loads from its own SSD at its full rate, or from host memory while the "
-            "model is cached there; nodes that have it cached are preferred",
+            description="like ServerlessLLM: each node loads from its own SSD at its full rate, or from host "
+            "memory while the model is cached there (TTL as in all modes); nodes that have it are preferred",
             own_disk=True,
         ),
         TraceMode(
             name="serverlessllm-allcache",
-            description="every host has the model in memory all the time, and each node loads from there",
+            description="ServerlessLLM's AllCache: every host has every model in memory all the time, and "
+            "each node loads from there",
             own_disk=True,
             cached=True,
         ),
         TraceMode(
             name="faasnet",
-            description="binary tree from nodes with the model; nodes serve once they hold it whole",
+            description="like FaaSNet: binary tree from nodes with the model, serving ones too, over the "
+            "whole rate of links; nodes serve once they hold it whole",
             planner="tree",
         ),
         TraceMode(
             name="nccl",
-            description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from nodes with the model; "
-            "nodes serve once they hold it whole",
+            description=f"like NCCL: group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from nodes with "
+            "the model, serving ones too; nodes serve once they hold it whole",
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),
         TraceMode(
             name="blitzscale",
-            description="chain from nodes with the model, serving ones too, and ZigZag of overloaded and "
-            "loading nodes",
+            description="like BlitzScale: chain from nodes with the model, serving ones too, and ZigZag of "
+            "overloaded and loading nodes; no set-up",
             planner="chain",
             live="zigzag",
         ),
@@ -85,7 +95,7 @@ MODES = {
         TraceMode(
             name="ideal",
             description="every host has the model, and loading takes no time; the control plane is real",
-            device="h800-free",
+            device=FREE_DEVICE,
             own_disk=True,
             cached=True,
         ),

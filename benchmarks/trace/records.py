@@ -2,27 +2,29 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness.percentile import percentile
 from benchmarks.trace.client import StreamedAnswer
+from benchmarks.trace.link_use import network_use
 from benchmarks.trace.measures import (
     Answer,
+    ModelScale,
     Series,
     Slo,
     cumulated,
-    five_means,
     integral,
     latencies,
     quantiles,
+    ttft_by_rate,
+    ttft_by_start,
 )
 from benchmarks.trace.run import TraceResult
 from benchmarks.trace.watch import UsageSample
 
 LATE_LIMIT_S = 0.010  # of the machine
 BUSY_LIMIT = 0.7
-FULL = "fixed-full"  # the mode of which five times the means are a target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class TraceRun:
     processor_share: float
     ledger: dict[str, Any]
     ledger_ok: bool
+    network: dict[str, Any]
     plans: dict[str, Any]
 
     @property
@@ -81,9 +84,9 @@ class TraceRun:
         }
 
 
-def run_of(result: TraceResult, slower: int, scale: int) -> TraceRun:
+def run_of(result: TraceResult, how: ModelScale) -> TraceRun:
     """Convert a run to model time, and bytes to those of the whole model."""
-    sent = result.sent
+    sent, slower, scale = result.sent, how.slower, how.scale
     before = [one for one in result.samples if one.at_s <= sent.started_s]
     samples = before[-1:] + [
         one for one in result.samples if sent.started_s < one.at_s <= sent.started_s + sent.ended_s
@@ -115,6 +118,7 @@ def run_of(result: TraceResult, slower: int, scale: int) -> TraceRun:
         processor_share=sent.processor_share,
         ledger=sent.ledger,
         ledger_ok=sent.ledger_ok,
+        network=network_use(result.links, sent.started_s, sent.ended_s, how),
         plans=result.plans.record(),
     )
 
@@ -151,6 +155,7 @@ def record_of(name: str, runs: Sequence[TraceRun], slo: Slo, params: dict[str, A
         **latencies("tbt", gaps, (50, 99)),
         "host_byte_s": middle.host_byte_s,
         "cast_bytes": middle.cast_bytes,
+        "network": middle.network,
         "window_s": middle.ended_s,
         "answered_after_end": middle.answered_after_end,
         "instances": middle.instances,
@@ -161,6 +166,8 @@ def record_of(name: str, runs: Sequence[TraceRun], slo: Slo, params: dict[str, A
         "tbt_quantiles_s": quantiles(gaps),
         "ttft_over_time": [(round(one.due_s, 2), round(one.ttft_s, 3)) for one in middle.answers],
         "start_kinds": dict(Counter(one.start_kind for one in answers)),
+        "ttft_by_start": ttft_by_start(answers),
+        "ttft_by_rate": ttft_by_rate(answers, len(runs)),
         **middle.plans,
         "client_late_p99_s": max(run.late_s for run in runs),
         "processor_share": max(run.processor_share for run in runs),
@@ -171,21 +178,12 @@ def record_of(name: str, runs: Sequence[TraceRun], slo: Slo, params: dict[str, A
     }
 
 
-def five_means_of(rows: Sequence[dict[str, Any]], runs: dict[str, list[TraceRun]]) -> None:
-    """Add the attainment of five times the mean latencies of full provisioning, None if that did not run."""
-    full = [one for run in runs.get(FULL, ()) for one in run.answers]
-    slo = five_means(full) if full else None
-    for row in rows:
-        answers = [one for run in runs[row["name"]] for one in run.answers]
-        row["slo_5x_attainment"] = None if slo is None else slo.attainment(answers, row["failed"])
-        row["slo_5x"] = None if slo is None else {"of": FULL, **asdict(slo)}
-
-
 def show(row: dict[str, Any]) -> str:
     """Format a record as one line."""
     faults = sorted({fault for run in row["runs"] for fault in run["faults"]})
     return (
-        f"{row['name']:22} GPU {row['gpu_s']:7.1f} s  SLO {row['slo_attainment']:.3f}  "
+        f"{row['name']:22} {'' if row['counts'] else 'DOES NOT COUNT  '}"
+        f"GPU {row['gpu_s']:7.1f} s  SLO {row['slo_attainment']:.3f}  "
         f"TTFT p50 {row['ttft_p50_s']:.3f} p90 {row['ttft_p90_s']:.3f} p99 {row['ttft_p99_s']:.3f} s  "
         f"TBT p50 {row['tbt_p50_s'] * 1e3:.0f} p99 {row['tbt_p99_s'] * 1e3:.0f} ms  "
         f"host {row['host_byte_s'] / 1e9:.0f} GB s  casts {row['cast_bytes'] / 1e9:.0f} GB  "

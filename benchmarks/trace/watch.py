@@ -28,11 +28,15 @@ class UsageSample:
 
 @dataclass(slots=True)
 class SeenPlans:
-    """The planner of each cast and the live mode at each change, with reasons; how instances started."""
+    """The planner of each cast and the live mode at each change, with reasons; how instances started.
+
+    `instances_per_node` is the most that one node had at once.
+    """
 
     casts: dict[str, tuple[str, str]] = field(default_factory=dict)
     live: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
+    instances_per_node: int = 0
 
     def record(self) -> dict[str, Any]:
         """Return the numbers of each kind, and some reasons."""
@@ -42,6 +46,7 @@ class SeenPlans:
             "live_modes": dict(Counter(name for name, _ in self.live.values())),
             "live_reasons": _some(reason for _, reason in self.live.values()),
             "starts": dict(Counter(self.starts.values())),
+            "instances_per_node": self.instances_per_node,
         }
 
 
@@ -56,7 +61,7 @@ class UsageMonitor(FeedMonitor):
         super().__init__(redis_url)
         self.samples: list[UsageSample] = []
         self.plans = SeenPlans()
-        self._instances: dict[str, InstanceState] = {}
+        self._instances: dict[str, InstanceRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
@@ -85,11 +90,14 @@ class UsageMonitor(FeedMonitor):
         if record.state in _ENDED:
             self._instances.pop(record.instance_id, None)
         else:
-            self._instances[record.instance_id] = record.state
+            self._instances[record.instance_id] = record
             self.plans.starts[record.instance_id] = record.start_kind.value
 
     def _note(self) -> None:
-        nodes, states = self._nodes.values(), self._instances.values()
+        nodes, states = self._nodes.values(), [one.state for one in self._instances.values()]
+        on_nodes = Counter(one.node for one in self._instances.values())
+        most = max(on_nodes.values(), default=0)
+        self.plans.instances_per_node = max(self.plans.instances_per_node, most)
         sample = UsageSample(
             at_s=time.monotonic(),
             allocated=len(states),

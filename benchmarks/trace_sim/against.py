@@ -28,6 +28,8 @@ _SAME = (
     "host_ttl",
     "tail",
 )
+# The same where records have them; earlier ones had the defaults.
+_SINCE = {"min-instances": "min_instances", "host-images": "host_models"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ def measured(path: Path, *, anyway: bool = False) -> list[MeasuredRun]:
             options += [("--ttft-target", str(params["slo"]["ttft_s"]))]
             options += [("--tbt-target", str(params["slo"]["tbt_s"]))]
             # An idle surplus ends as any other, and the profile is known by its device and model.
-            options += [("--keep-alive", str(params["scale_down_delay"]))]
+            options += [("--keep-alive", str(params.get("keep_alive", params["scale_down_delay"])))]
+            options += [(f"--{key}", str(params[name])) for key, name in _SINCE.items() if name in params]
             options += [("--emulated", _profile_of(params["emulated"]))]
             found.append(MeasuredRun(name=name, record=record, options=options))
     if not found:

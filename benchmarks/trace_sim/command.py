@@ -50,7 +50,7 @@ from benchmarks.harness.records import Record, all_but, describe_run, recording
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, trim_to_context
 from benchmarks.scaleout.scenarios import add_emulated, parse_emulated
 from benchmarks.trace.arrivals import BURST, HALVES, bounds, part_of, spread
-from benchmarks.trace.command import TRACES, trace_of
+from benchmarks.trace.scenario import TRACES, trace_of
 from benchmarks.trace.synthetic import SYNTHETIC
 from benchmarks.trace_sim.against import compared, measured
 from benchmarks.trace_sim.arrivals import DayTrace, each_function, zipf_weights

@@ -3,7 +3,6 @@
 - `arena`: the memory of an emulated device
 - `arrival`: the check that the bytes of some layers have arrived
 - `device_clock`: the serial clock of an emulated device
-- `disk`: the disk of an emulated node
 - `engine`: the decoder engine of an emulated device
 - `engines`: the engine factory of an emulated node
 - `image`: the image of an emulated model: incompressible, reproducible bytes

@@ -235,12 +235,10 @@ LLAMA_2_70B = DecoderShape(
     vocabulary=32000,
 )
 MODELS = {"llama2-7b": LLAMA_2_7B, "llama2-13b": LLAMA_2_13B, "llama2-70b": LLAMA_2_70B}
-# Nodes by the source of their models: host memory, or (as in ServerlessLLM's cold start) the node's own disk;
-# or, as an ideal, without loading time.
+# Nodes by the source of their models: host memory, or (as in ServerlessLLM's cold start) the node's own disk.
 DEVICES = {
     "h800": (H800, LinkRates()),
     "h800-disk": (H800, LinkRates(host=LinkRates().disk)),
-    "h800-free": (H800, LinkRates(host=1e6 * LinkRates().host)),
 }
 
 

@@ -1,6 +1,7 @@
 """The names of emulated models and accelerators, and which model runs on which device.
 
     emulated:llama2-13b/1000     a model; its image is real bytes, 1/1000 of the model's
+    emulated:llama2-13b/1000@3   one of the same shape with other weights, and so another image
     emulated:h800x4/1000/10      a node of 4 GPUs with 1/1000 of the memory and rates, 10 times slower
 
 The known names and their times are in invoker/emulated/profiles.py alone.
@@ -14,7 +15,7 @@ from registry.errors import InvalidRecord
 EMULATED_PREFIX = "emulated:"
 MAX_DIVISOR = 100_000
 
-_MODEL = re.compile(r"emulated:([a-z0-9][a-z0-9.-]*)(?:/([1-9]\d{0,5}))?")
+_MODEL = re.compile(r"emulated:([a-z0-9][a-z0-9.-]*)(?:/([1-9]\d{0,5}))?(?:@([1-9]\d{0,2}))?")
 _DEVICE = re.compile(
     r"emulated:([a-z0-9][a-z0-9.-]*?)(?:x([1-9]\d?))?(?:/([1-9]\d{0,5})(?:/([1-9]\d{0,5}))?)?"
 )
@@ -22,13 +23,18 @@ _DEVICE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedModel:
-    """A model with an image of 1/`scale` of its bytes, and without weights."""
+    """A model with an image of 1/`scale` of its bytes, and without weights.
+
+    Models that differ in `variant` alone have different images and the same step times.
+    """
 
     name: str
     scale: int = 1
+    variant: int = 0
 
     def __str__(self) -> str:
-        return f"{EMULATED_PREFIX}{self.name}" + (f"/{self.scale}" if self.scale > 1 else "")
+        scale = f"/{self.scale}" if self.scale > 1 else ""
+        return f"{EMULATED_PREFIX}{self.name}{scale}" + (f"@{self.variant}" if self.variant else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +61,11 @@ def parse_model(text: str) -> EmulatedModel:
     """Parse the name of an emulated model. Raises InvalidRecord."""
     found = _MODEL.fullmatch(text)
     if found is None:
-        raise InvalidRecord(f"{text!r} is not an emulated model: use emulated:MODEL or emulated:MODEL/SCALE")
-    return EmulatedModel(name=found[1], scale=_divisor(text, found[2]))
+        raise InvalidRecord(
+            f"{text!r} is not an emulated model: use emulated:MODEL or emulated:MODEL/SCALE, "
+            "optionally followed by @VARIANT"
+        )
+    return EmulatedModel(name=found[1], scale=_divisor(text, found[2]), variant=int(found[3] or 0))
 
 
 def parse_device(text: str) -> EmulatedDevice:

@@ -9,16 +9,18 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.harness.owner import Owner, is_orphaned, owner_for_pid, owner_of, scratch_folder
-from benchmarks.harness.processor import ProcessorTimes, read_times
+from benchmarks.harness.processor import ProcessorTimes, processor_times, read_times
 from benchmarks.multicast.peers import agent_script, mpirun
 
 # Not by name: pytest takes classes of the name Test… for tests.
 from benchmarks.testbed import network as beds
 from benchmarks.testbed import plan as plans
+from benchmarks.testbed.link_meter import LinkMeter, port_counters
 from benchmarks.testbed.network import sweep, unavailable_reason
 from benchmarks.testbed.plan import LinkShape
 from tests.fixtures.patience import PATIENCE_S
@@ -122,6 +124,23 @@ def test_processor_time_is_read_from_the_kernel() -> None:
     assert later.since(times).share == pytest.approx(0.6)  # stolen time is not there for other work
 
 
+def test_stolen_and_interrupt_time_is_busy_and_guests_count_once() -> None:
+    kernel = {"user": 10.0, "nice": 1.0, "system": 2.0, "irq": 0.5, "softirq": 0.5, "guest": 4.0}
+    now = SimpleNamespace(**kernel, guest_nice=1.0, idle=5.0, iowait=1.0, steal=3.0)
+    found = processor_times(now)
+    assert (found.busy_s, found.idle_s, found.stolen_s) == (14.0, 6.0, 3.0)
+    assert found.share == pytest.approx(17 / 23)
+    assert found.since(found).share == 0.0
+
+
+def test_counters_of_interfaces_are_told_from_each_other() -> None:
+    zeros = "0 0 0 0 0 0"
+    ports = ("lo", 100, 200), ("p12", 12345678, 87654321)
+    lines = [f"{name:>6}:{received:8} 1 {zeros} {sent} 1 {zeros}" for name, received, sent in ports]
+    text = "\n".join(["Inter-| Receive | Transmit", " face |bytes packets", *lines])
+    assert port_counters(text) == {"lo": (100, 200), "p12": (12345678, 87654321)}
+
+
 def test_mpirun_is_led_to_the_namespaces() -> None:
     command = mpirun(plan(), 2, Path("agent"), "9", Path("socket"))
     assert command[command.index("--host") + 1] == "10.77.0.1:1,10.77.0.2:1"
@@ -156,9 +175,15 @@ def test_links_have_their_rate_and_nothing_is_left_behind(bands: bool) -> None:
     with beds.Testbed(2, LinkShape(rate_bytes_s=2_500_000, bands=bands)) as testbed:
         names = testbed.plan.namespaces
         # 2 MiB less the burst of half a MiB take 0.63 s at 20 Mbit/s; unshaped they would take a millisecond.
-        rate = testbed.link_rate(0, 1, 2 << 20)
+        with LinkMeter(testbed.plan) as meter:
+            rate = testbed.link_rate(0, 1, 2 << 20)
         assert rate.nbytes == 2 << 20
         assert rate.seconds > 0.5
+        first, *_, last = meter.samples
+        assert 2 << 20 <= last.received[1] - first.received[1] < 1.2 * (2 << 20)
+        assert last.sent[0] - first.sent[0] == pytest.approx(last.received[1] - first.received[1], rel=0.1)
+        assert last.received[0] - first.received[0] < 0.1 * (2 << 20)
+        assert len(meter.samples) > 3
         testbed.start(1, ["sleep", "600"])
     output = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not set(names) & set(output.split())

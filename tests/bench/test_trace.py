@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace as replace_answer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.harness.rival_nodes import FREE_DEVICE
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.harness.traces import TraceRequest, read_trace
+from benchmarks.testbed.link_meter import LinkBytes
 from benchmarks.testbed.network import unavailable_reason
 from benchmarks.trace import command
 from benchmarks.trace.arrivals import bounds, burstiness, part_of, spread
 from benchmarks.trace.client import StreamedAnswer, TraceSent
-from benchmarks.trace.measures import Answer, Slo, cumulated, five_means, integral, quantiles
+from benchmarks.trace.five_means import add_five_means, read_five_means
+from benchmarks.trace.link_use import network_use
+from benchmarks.trace.measures import (
+    Answer,
+    ModelScale,
+    Slo,
+    cumulated,
+    five_means,
+    integral,
+    quantiles,
+    ttft_by_rate,
+    ttft_by_start,
+)
 from benchmarks.trace.modes import COMPARED, MODES
 from benchmarks.trace.plot import plot
-from benchmarks.trace.records import TraceRun, compare, five_means_of, record_of, run_of, show
+from benchmarks.trace.records import TraceRun, compare, record_of, run_of, show
 from benchmarks.trace.run import TraceResult
+from benchmarks.trace.scenario import TRACES, TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import (
     LENGTH_S,
     OUTPUT_MEAN,
@@ -39,11 +56,17 @@ from registry.records.live import LiveMode
 from tests.fixtures.patience import PATIENCE_S
 
 TRACE = [TraceRequest(float(second), 100 + second, 10) for second in range(0, 601, 2)]
+SCALE = ModelScale(slower=2, scale=1000, link_bytes_s=1e6)
 SLO = Slo(ttft_s=1.0, tbt_s=0.2)
 
 
 def answer(ttft_s: float, tbt_s: float | None = 0.05) -> Answer:
     return Answer(due_s=0.0, ttft_s=ttft_s, tbt_s=tbt_s, tokens=5, start_kind="hot")
+
+
+def small_scenario(*options: str) -> TraceScenario:
+    small = ("--emulated", "h800-llama2-7b/10000", "--minutes", "1")
+    return scenario_of(command.parse([*small, *options]))[0]
 
 
 # --- which requests
@@ -107,7 +130,7 @@ def test_the_synthetic_trace_has_the_published_moments() -> None:
     ):
         assert sum(values) / len(values) == pytest.approx(mean, rel=0.05)
         assert sorted(values)[len(values) // 2] == pytest.approx(median, rel=0.05)
-    azure = [one.offset_s for one in read_trace(command.TRACES["azure-conv"])]
+    azure = [one.offset_s for one in read_trace(TRACES["azure-conv"])]
     assert burstiness([one.offset_s for one in trace], LENGTH_S) > 2 * burstiness(azure, LENGTH_S)
 
 
@@ -175,7 +198,7 @@ def usage(at_s: float, allocated: int, cast_bytes: int = 0) -> UsageSample:
 def run_at(slower: int = 2) -> TraceRun:
     samples = [usage(90.0, 1), usage(120.0, 2, 500), usage(130.0, 2, 700), usage(150.0, 1, 900)]
     result = TraceResult(sent=sent_trace(), samples=samples, plans=SeenPlans(casts={"a": ("tree", "given")}))
-    return run_of(result, slower, scale=1000)
+    return run_of(result, ModelScale(slower=slower, scale=1000, link_bytes_s=1e6))
 
 
 def test_a_run_is_in_model_time_and_the_bytes_of_the_model() -> None:
@@ -199,34 +222,80 @@ def test_a_run_says_why_it_does_not_count() -> None:
         ledger_ok=False,
         answers=[*sent.answers[:2], replace(sent.answers[2], failure="timeout")],
     )
-    run = run_of(TraceResult(sent=bad, samples=[usage(90.0, 1)], plans=SeenPlans()), 2, 1)
+    run = run_of(TraceResult(sent=bad, samples=[usage(90.0, 1)], plans=SeenPlans()), SCALE)
     assert run.faults == [
         "1 requests failed, the first: timeout",
         "the ledger is not exact",
         "the client was 12 ms late",
         "processors were 90% busy",
     ]
+    row = record_of("hypercast", [run_at(), run], SLO, {})
+    assert not row["counts"] and "DOES NOT COUNT" in show(row)
 
 
 def test_five_times_the_mean_is_that_of_full_provisioning_or_nothing() -> None:
     runs = {name: [run_at()] for name in ("hypercast", "fixed-full")}
     rows = [record_of(name, found, SLO, {}) for name, found in runs.items()]
-    five_means_of(rows, runs)
+    answers = {name: found[0].answers for name, found in runs.items()}
+    add_five_means(rows, answers)
     assert [row["slo_5x"]["of"] for row in rows] == ["fixed-full"] * 2
     assert rows[0]["slo_5x_attainment"] == 1.0
-    five_means_of(rows[:1], {"hypercast": runs["hypercast"]})
+    add_five_means(rows[:1], {"hypercast": answers["hypercast"]})
     assert rows[0]["slo_5x"] is None and rows[0]["slo_5x_attainment"] is None
+
+
+def test_five_times_the_mean_is_taken_from_an_earlier_record_of_the_same_scenario(tmp_path: Path) -> None:
+    args = command.parse(["--minutes", "1", "--slo-from", str(tmp_path / "full.json")])
+    scenario, facts = scenario_of(args)
+    params = {**params_of(args, scenario, MODES["fixed-full"]), **facts}
+    full = record_of("fixed-full", [run_at()], SLO, params)
+    add_five_means([full], {"fixed-full": run_at().answers})
+    others = [{**full, "name": "hypercast"}, json.loads(json.dumps(full))]
+    args.slo_from.write_text(json.dumps(others))
+    row = record_of("hypercast", [run_at()], SLO, params)
+    add_five_means([row], {"hypercast": run_at().answers}, read_five_means(args.slo_from, params))
+    assert row["slo_5x"] == {**full["slo_5x"], "file": "full.json"} and row["slo_5x_attainment"] == 1.0
+    with pytest.raises(ValueError, match="another scenario: nodes 8, not 12"):
+        read_five_means(args.slo_from, {**params, "nodes": 12})
+    args.slo_from.write_text(json.dumps([{**full, "counts": False}]))
+    with pytest.raises(ValueError, match="does not count"):
+        read_five_means(args.slo_from, params)
+    args.slo_from.write_text(json.dumps(others[:1]))
+    with pytest.raises(ValueError, match="no record of fixed-full"):
+        read_five_means(args.slo_from, params)
+
+
+def test_first_tokens_are_apart_by_kind_of_start() -> None:
+    answers = [answer(0.1), answer(0.3), replace_answer(answer(2.0), start_kind="cold")]
+    found = ttft_by_start(answers)
+    assert found["cold"] == {"requests": 1, "ttft_p50_s": 2.0, "ttft_p90_s": 2.0, "ttft_p99_s": 2.0}
+    assert found["hot"]["requests"] == 2 and list(found) == ["cold", "hot"]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 3))
+def test_each_request_is_in_one_group_of_its_rate(rates: list[int], runs: int) -> None:
+    answers = [
+        replace_answer(answer(float(rate)), due_s=second + place / 100)
+        for second, rate in enumerate(rates)
+        for place in range(rate)
+    ] * runs
+    groups = ttft_by_rate(answers, runs)
+    assert sum(group["requests"] or 0 for group in groups) == len(answers)
+    edges = [(group["from_per_s"] or 0, group["to_per_s"] or 0) for group in groups]
+    assert edges == sorted(edges) and all(first[1] < then[0] for first, then in pairwise(edges))
+    for group in groups:  # TTFTs are the rates here
+        assert (group["from_per_s"] or 0) <= (group["ttft_p50_s"] or 0) <= (group["to_per_s"] or 0)
 
 
 def test_records_and_their_picture(tmp_path: Path) -> None:
     args = command.parse(["--trace", "azure-code", "--nodes", "4", "--modes", "hypercast,fixed-full"])
-    scenario, facts = command.scenario_of(args)
+    scenario, facts = scenario_of(args)
     runs = {name: [run_at(), run_at()] for name in args.modes}
     rows = [
-        record_of(name, found, SLO, {**command.params_of(args, scenario, MODES[name]), **facts})
+        record_of(name, found, SLO, {**params_of(args, scenario, MODES[name]), **facts})
         for name, found in runs.items()
     ]
-    five_means_of(rows, runs)
+    add_five_means(rows, {name: found[0].answers * 2 for name, found in runs.items()})
     row = json.loads(json.dumps(rows[0]))
     for name in (
         *("requests", "failed", "gpu_s", "slo_attainment", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s"),
@@ -237,12 +306,27 @@ def test_records_and_their_picture(tmp_path: Path) -> None:
     assert row["slo_attainment"] == pytest.approx(2 / 3) and row["slo_5x"]["of"] == "fixed-full"
     assert row["params"]["live"] == "auto" and row["params"]["late_s"]["hop_s"] <= 0.2e-3
     assert row["params"]["prompts_capped"] > 0  # the model's context is shorter than the code trace's prompts
-    assert "SLO 0.667" in show(rows[0])
+    assert "SLO 0.667" in show(rows[0]) and "COUNT" not in show(rows[0])
     assert compare(rows) == [
         "  hypercast vs fixed-full: +0.0% GPU time, P90 TTFT 1.00 times sooner, SLO 0.667 vs 0.667"
     ]
     plot(rows, tmp_path / "t.png")
     assert (tmp_path / "t.png").stat().st_size > 10_000
+
+
+def links_at(at_s: float, gateway_sent: int, node_received: int) -> LinkBytes:
+    return LinkBytes(at_s=at_s, received=(50, node_received, 0), sent=(gateway_sent, 20, 30))
+
+
+def test_links_are_used_between_nodes_and_by_the_gateway() -> None:
+    samples = [links_at(90.0, 0, 0), links_at(100.0, 1000, 1000), links_at(160.0, 7000, 61_000)]
+    found = network_use(samples, 100.0, 60.0, SCALE)
+    assert found["step_s"] == 0.25  # of model time, which is half of the machine's
+    assert found["gateway_bytes"] == 6000 and found["between_nodes_bytes"] == 54_000 * 1000
+    assert len(found["gateway_bytes_s"]) == len(found["link_share"]["n0"]) == 120
+    assert set(found["gateway_bytes_s"]) == {200} and set(found["link_share"]["n1"]) == {0.0}
+    assert found["link_share"]["n0"][0] == pytest.approx(1000 / 1e6, rel=0.01)
+    assert network_use(samples[:1], 100.0, 60.0, SCALE) == {}
 
 
 # --- modes
@@ -253,9 +337,9 @@ def test_every_mode_configures_the_platform() -> None:
         *("hypercast", "serverlessllm", "serverlessllm-allcache", "faasnet", "nccl", "blitzscale"),
         *("fixed-full", "fixed-half", "ideal"),
     ]
-    scenario, _ = command.scenario_of(command.parse(["--minutes", "1", "--slower", "2"]))
+    scenario, _ = scenario_of(command.parse(["--minutes", "1", "--slower", "2"]))
     for mode in MODES.values():
-        assert mode.device in DEVICES and not (mode.planner and mode.own_disk)
+        assert mode.device in {*DEVICES, FREE_DEVICE} and not (mode.planner and mode.own_disk)
         assert mode.description and (mode.share is None or mode.cached)
         if mode.planner:
             parse_fixed_plan(mode.planner)
@@ -267,18 +351,61 @@ def test_every_mode_configures_the_platform() -> None:
     assert policies == {"4.0"}
 
 
+def test_functions_have_different_models_of_one_size() -> None:
+    scenario = small_scenario("--functions", "3", "--host-models", "2")
+    images = {bundle.image for bundle in scenario.bundles}
+    assert len(images) == 3 and {bundle.image_bytes for bundle in scenario.bundles} == {scenario.image_bytes}
+    assert {one.function for one in scenario.arrivals} == {0, 1, 2}
+    assert scenario.host_models(MODES["hypercast"]) == 2
+    assert scenario.host_models(MODES["serverlessllm-allcache"]) == 3  # its advantage
+    need = command.memory_need(scenario, [MODES["hypercast"], MODES["ideal"]])
+    assert need.host_copies == 3 * scenario.nodes
+
+
+def test_fixed_instances_are_shared_by_the_functions_requests() -> None:
+    scenario = small_scenario("--functions", "3", "--nodes", "8")
+    assert [scenario.fixed(MODES["fixed-full"], place) for place in range(3)] == [4, 2, 1]
+    assert [scenario.fixed(MODES["fixed-half"], place) for place in range(3)] == [2, 1, 1]
+    assert scenario.fixed(MODES["hypercast"], 0) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "instances", "copies"),
+    [
+        ((), [1, 1], [0, 0]),
+        (("--min-instances", "0"), [1, 0], [0, 1]),
+        (("--holders", "mixed"), [1, 1], [2, 2]),
+        (("--holders", "mixed", "--min-instances", "0"), [1, 0], [2, 2]),
+        (("--holders", "host"), [0, 0], [1, 1]),
+    ],
+)
+def test_models_are_at_first_where_they_are_to_be(
+    options: tuple[str, ...], instances: list[int], copies: list[int]
+) -> None:
+    scenario = small_scenario("--functions", "2", *options)
+    mode = MODES["hypercast"]
+    assert [scenario.at_first(mode, place) for place in range(2)] == instances
+    assert [scenario.scaling(mode, place)["min_instances"] for place in range(2)] == instances
+    assert [scenario.provisioning.copies(place) for place in range(2)] == copies
+
+
+def test_models_in_host_memory_alone_have_no_instances() -> None:
+    with pytest.raises(SystemExit):
+        command.parse(["--holders", "host", "--min-instances", "1"])
+
+
 @pytest.mark.parametrize(
     "argv", [["--trace", "nothing.csv"], ["--start", "3600"], ["--half", "first", "--start", "1790"]]
 )
 def test_what_the_trace_does_not_have_is_refused(argv: list[str]) -> None:
     with pytest.raises((ValueError, OSError)):
-        command.scenario_of(command.parse(argv))
+        scenario_of(command.parse(argv))
 
 
 def test_the_synthetic_trace_is_labelled() -> None:
     args = command.parse(["--trace", SYNTHETIC, "--minutes", "1"])
-    scenario, _ = command.scenario_of(args)
-    assert command.params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
+    scenario, _ = scenario_of(args)
+    assert params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
 
 
 # --- the whole
@@ -294,8 +421,10 @@ def test_a_short_trace_is_sent_to_a_platform_in_the_testbed(tmp_path: Path) -> N
     more = ("--tail", "0.2", "--modes", "hypercast", "--json", out)
     command_line = [sys.executable, "-m", "benchmarks.trace", *map(str, (*options, *more))]
     done = subprocess.run(command_line, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())
+    assert done.returncode == (0 if row["counts"] else 1), done.stderr
     assert (row["requests"], row["failed"], row["ledger_ok"]) == (10, 0, True)
+    assert row["network"]["gateway_bytes"] > 10 * 1000  # prompts of as many ids at least
+    assert row["instances_per_node"] == 1
     assert 0 < row["gpu_s"] <= 2 * row["window_s"]
     assert integral(row["instances"], 0.0, row["window_s"]) == pytest.approx(row["gpu_s"], rel=0.2)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.traces import TraceRequest
 from benchmarks.scaleout.profiles import PROFILES, find_profile
-from benchmarks.trace.command import params_of, parse, scenario_of
+from benchmarks.trace.command import parse
 from benchmarks.trace.modes import MODES as TRACE_MODES
+from benchmarks.trace.scenario import params_of, scenario_of
 from benchmarks.trace_sim.arrivals import DayTrace, daily_factor, zipf_weights
 from benchmarks.trace_sim.cluster import SimulatedCluster, StartTier
 from benchmarks.trace_sim.command import main

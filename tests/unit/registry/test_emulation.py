@@ -18,9 +18,9 @@ NAMES = st.sampled_from(["h800", "h800-disk", "llama2-7b", "a.b-c"])
 DIVISORS = st.integers(1, 100_000)
 
 
-@given(name=NAMES, scale=DIVISORS)
-def test_models_are_read_as_they_are_written(name: str, scale: int) -> None:
-    model = EmulatedModel(name=name, scale=scale)
+@given(name=NAMES, scale=DIVISORS, variant=st.integers(0, 999))
+def test_models_are_read_as_they_are_written(name: str, scale: int, variant: int) -> None:
+    model = EmulatedModel(name=name, scale=scale, variant=variant)
     assert parse_model(str(model)) == model and is_emulated(str(model))
 
 
@@ -32,13 +32,21 @@ def test_devices_are_read_as_they_are_written(name: str, count: int, scale: int,
 
 def test_spellings() -> None:
     assert str(EmulatedModel(name="llama2-13b", scale=1000)) == "emulated:llama2-13b/1000"
+    assert str(EmulatedModel(name="llama2-13b", variant=3)) == "emulated:llama2-13b@3"
     assert str(EmulatedDevice(name="h800", count=4, scale=1, slower=10)) == "emulated:h800x4/1/10"
     assert str(EmulatedDevice(name="h800")) == "emulated:h800"
     assert parse_device("emulated:h800x4/1000").count == 4
     for bad in ("h800", "emulated:", "emulated:h800/0", "emulated:h800/100001", "emulated:h800/1/2/3"):
         with pytest.raises(InvalidRecord, match="emulated"):
             parse_device(bad)
-    for bad in ("llama2-7b", "emulated:llama2-7b/", "emulated:a/1/2", "emulated:A", "emulated:a b"):
+    for bad in (
+        "llama2-7b",
+        "emulated:llama2-7b/",
+        "emulated:a/1/2",
+        "emulated:A",
+        "emulated:a b",
+        "emulated:a@0",
+    ):
         with pytest.raises(InvalidRecord, match="emulated"):
             parse_model(bad)
 
@@ -48,6 +56,7 @@ def test_spellings() -> None:
     [
         ("LlamaForCausalLM", "cpu", ""),
         ("emulated:llama2-7b/10", "emulated:h800/10/5", ""),
+        ("emulated:llama2-7b/10@2", "emulated:h800/10/5", ""),
         ("emulated:llama2-7b/10", "cuda:0", "runs on emulated devices only"),
         ("LlamaForCausalLM", "emulated:h800/10", "emulated:h800/10 runs emulated models only"),
         ("emulated:llama2-7b/10", "emulated:h800", "is at 1/10, emulated:h800 at 1/1"),

@@ -1,6 +1,7 @@
 """Images of emulated models: real bytes, the same wherever they are generated, incompressible."""
 
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_its_manifest_is_one() -> None:
     assert (manifest.layers, manifest.nbytes, manifest.num_layers) == (profile.spans, profile.image_bytes, 32)
     other = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=10_001))
     assert bytes(next(image_chunks(other)))[:4096] != image.data[:4096]
+
+
+def test_variants_are_other_images_of_the_same_layout() -> None:
+    first, second = (emulated_image(replace(MODEL, variant=variant)) for variant in (0, 1))
+    assert first.manifest.layers == second.manifest.layers
+    assert first.manifest.sha256 != second.manifest.sha256
+    check_arrived(second.manifest, memoryview(bytearray(second.data)), 0, 32)
+    with pytest.raises(ImageIncomplete):
+        check_arrived(second.manifest, memoryview(bytearray(first.data)), 0, 32)
 
 
 def test_unknown_models_are_named() -> None:
