@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.harness.feed_monitor import StateMonitor
 from benchmarks.harness.percentile import percentile
-from benchmarks.trace.client import StreamedAnswer
+from benchmarks.trace.client import StreamedAnswer, TraceSent
 from registry.records.scaling import ScalingRecord
 from registry.redis.state import RedisState
 
@@ -71,22 +71,20 @@ class FunctionCalls:
         return None
 
 
-def decision_figures(
-    seen: Sequence[SeenDecision], answers: Sequence[StreamedAnswer], started_s: float, slower: int
-) -> dict[str, Any]:
-    """Return the decisions in model time, and their latencies in time of the machine, as the platform's are.
+def decision_figures(seen: Sequence[SeenDecision], sent: TraceSent, slower: int) -> dict[str, Any]:
+    """Return the window's decisions in model time, with latencies in the machine's, as the platform's are.
 
     `decision_ms` is how old the newest counted request was when more instances were decided on, and
     `lowered_after_s` how long after the function's previous decision fewer were.
     """
     places = {one.place for one in seen}
-    calls = {place: FunctionCalls.of(answers, place) for place in places}
+    calls = {place: FunctionCalls.of(sent.answers, place) for place in places}
     before: dict[int, SeenDecision] = {}
     raised, lowered, rows = list[float](), list[float](), list[tuple[float, int, int, str]]()
     for one in seen:
         earlier, before[one.place] = before.get(one.place), one
-        at_s = one.at_s - started_s
-        if at_s < 0:
+        at_s = one.at_s - sent.started_s
+        if not 0 <= at_s <= sent.ended_s:
             continue
         record = one.record
         rows.append((round(at_s / slower, 3), one.place, record.desired, record.reason))

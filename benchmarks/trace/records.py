@@ -121,7 +121,7 @@ def run_of(result: TraceResult, how: ModelScale) -> TraceRun:
         ledger=sent.ledger,
         ledger_ok=sent.ledger_ok,
         network=network_use(result.links, sent.started_s, sent.ended_s, how),
-        decisions=decision_figures(result.decisions, sent.answers, sent.started_s, slower),
+        decisions=decision_figures(result.decisions, sent, slower),
         plans=result.plans.record(),
     )
 

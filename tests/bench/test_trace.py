@@ -353,13 +353,15 @@ def test_a_decision_is_as_late_as_the_newest_call_that_it_counted_is_old() -> No
     answers = [replace(one, due_s=due_s, last_s=due_s + 10) for due_s in (0.0, 1.0, 1.01, 1.02, 1.2)]
     answers += [replace(one, due_s=1.25, last_s=3.0, function=1)]
     seen = [decided(99.0, 1, 1), decided(101.1, 2, 4), decided(101.25, 3, 4), decided(112.0, 1, 1)]
-    found = decision_figures([*seen, decided(101.3, 1, 1, place=1)], answers, started_s=100.0, slower=2)
-    # The first counted the call at 1.02; the second has not seen the one at 1.2; the third is of another one.
+    seen += [decided(101.3, 1, 1, place=1), decided(140.1, 0, 0)]
+    sent = replace(sent_trace(), answers=answers)
+    found = decision_figures(seen, sent, slower=2)
+    # The first counted the call at 1.02, the second not the one at 1.2; the third is of another function.
     assert found["decision_ms"]["count"] == 3
     assert [found["decision_ms"][name] for name in ("least", "p50", "most")] == [50.0, 80.0, 230.0]
     assert found["lowered_after_s"] == {"count": 1, **dict.fromkeys(("p50", "p90", "least", "most"), 10.75)}
     assert found["decisions"][0] == (0.55, 0, 2, "4 calls") and len(found["decisions"]) == 4
-    nothing = decision_figures([], answers, 100.0, 2)
+    nothing = decision_figures([], sent, 2)
     assert nothing["decision_ms"]["count"] == 0 and nothing["decision_ms"]["p50"] is None
 
 
