@@ -7,7 +7,7 @@
 - `crew_member`: the child's end
 - `crew_messages`: the messages between the two
 - `event_stream`: events of streamed completions
-- `feed_monitor`: a monitor of the change feed
+- `feed_monitor`: monitors of the state and its change feed
 - `figures`: figures and tables in Markdown from result files
 - `forked_cluster`: the cluster starter without gateways: Redis, and nodes forked from one process
 - `http_exchange`: one HTTP request on a connection of its own

@@ -1,4 +1,4 @@
-"""A monitor of a platform's change feed, for what only changes over time show."""
+"""Monitors of a platform's state in Redis, for what only changes over time show."""
 
 import asyncio
 import threading
@@ -10,8 +10,8 @@ from registry.records.change import Change, Snapshot
 from registry.redis.state import RedisState
 
 
-class FeedMonitor(ABC):
-    """Follows the change feed in a thread while entered.
+class StateMonitor(ABC):
+    """Reads the state in a thread while entered.
 
     Raises the error that stopped it, because what it has seen is then incomplete.
     """
@@ -24,12 +24,12 @@ class FeedMonitor(ABC):
         self._thread = threading.Thread(target=self._run, name="feed monitor")
 
     @abstractmethod
-    def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Take the state at the beginning."""
+    async def follow(self, state: RedisState) -> None:
+        """Read until cancelled; call `following` once what comes from then on is seen."""
 
-    @abstractmethod
-    def on_change(self, change: Change) -> None:
-        """Take a change."""
+    def following(self) -> None:
+        """Let the block begin."""
+        self._following.set()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -62,8 +62,24 @@ class FeedMonitor(ABC):
 
     async def _follow(self) -> None:
         async with RedisState.connect(self._redis_url) as state:
-            snapshot = await state.snapshot()
-            self.on_snapshot(snapshot)
-            self._following.set()
-            async for _, change in state.watch(snapshot.cursor):
-                self.on_change(change)
+            await self.follow(state)
+
+
+class FeedMonitor(StateMonitor):
+    """Follows the change feed."""
+
+    @abstractmethod
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Take the state at the beginning."""
+
+    @abstractmethod
+    def on_change(self, change: Change) -> None:
+        """Take a change."""
+
+    async def follow(self, state: RedisState) -> None:
+        """Take the snapshot, then all changes."""
+        snapshot = await state.snapshot()
+        self.on_snapshot(snapshot)
+        self.following()
+        async for _, change in state.watch(snapshot.cursor):
+            self.on_change(change)

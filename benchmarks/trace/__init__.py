@@ -3,6 +3,7 @@
 - `arrivals`: the part of a trace that is sent
 - `client`: sends it, and compares the ledger
 - `command`: the command
+- `decisions`: scaling decisions, and how soon they came
 - `five_means`: attainment within five times the means of full provisioning
 - `link_use`: the use of links over time
 - `measures`: SLO attainment, sums over time and percentiles

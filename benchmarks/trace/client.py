@@ -54,6 +54,7 @@ class StreamedAnswer(msgspec.Struct, kw_only=True, array_like=True):
     start_kind: str
     failure: str
     gaps_us: list[int]
+    function: int = 0
 
 
 class TraceSent(CrewMessage, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
     return TraceSent(
         started_s=started_s,
         ended_s=order.window_s,
-        answers=[_answer(done, started_perf_s) for done in replay.finished],
+        answers=[_answer(done, _function(replay, done), started_perf_s) for done in replay.finished],
         late_s=percentile(replay.late_s, 99) or 0.0,
         processor_share=used.share,
         gpu_s=gpu["allocated_ms"] / 1e3,
@@ -115,7 +116,11 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
     )
 
 
-def _answer(done: StreamResult, started_s: float) -> StreamedAnswer:
+def _function(replay: Replay, done: StreamResult) -> int:
+    return replay.arrivals[int(done.request_id.rpartition("-")[2])].function
+
+
+def _answer(done: StreamResult, function: int, started_s: float) -> StreamedAnswer:
     return StreamedAnswer(
         due_s=done.due_s - started_s,
         first_s=done.first_s - started_s,
@@ -124,6 +129,7 @@ def _answer(done: StreamResult, started_s: float) -> StreamedAnswer:
         start_kind=done.start_kind,
         failure=done.failure,
         gaps_us=[round(gap_s * 1e6) for gap_s in done.gaps_s],
+        function=function,
     )
 
 

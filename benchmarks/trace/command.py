@@ -15,6 +15,8 @@ five times the means of full provisioning, if that is among the modes or in the 
 TTFT counts from when a request is due; `ttft_by_start` is that of hot, live, warm and cold starts apart, and
 `ttft_by_rate` by the requests due in the same second. `network` has the rates between nodes (of the model's
 bytes) and of the gateway's link (prompts, tokens, commands), and the share of each link that is in use.
+`decisions` are those of the scaling policy, `decision_ms` how old the newest request that one counted was
+when it added instances, in time of the machine.
 A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
 less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`); if
 one does not, the exit status is 1 after the records are written.

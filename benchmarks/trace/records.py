@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.harness.percentile import percentile
 from benchmarks.trace.client import StreamedAnswer
+from benchmarks.trace.decisions import decision_figures
 from benchmarks.trace.link_use import network_use
 from benchmarks.trace.measures import (
     Answer,
@@ -48,6 +49,7 @@ class TraceRun:
     ledger: dict[str, Any]
     ledger_ok: bool
     network: dict[str, Any]
+    decisions: dict[str, Any]
     plans: dict[str, Any]
 
     @property
@@ -119,6 +121,7 @@ def run_of(result: TraceResult, how: ModelScale) -> TraceRun:
         ledger=sent.ledger,
         ledger_ok=sent.ledger_ok,
         network=network_use(result.links, sent.started_s, sent.ended_s, how),
+        decisions=decision_figures(result.decisions, sent, slower),
         plans=result.plans.record(),
     )
 
@@ -169,6 +172,7 @@ def record_of(name: str, runs: Sequence[TraceRun], slo: Slo, params: dict[str, A
         "ttft_by_start": ttft_by_start(answers),
         "ttft_by_rate": ttft_by_rate(answers, len(runs)),
         **middle.plans,
+        **middle.decisions,
         "client_late_p99_s": max(run.late_s for run in runs),
         "processor_share": max(run.processor_share for run in runs),
         "ledger_ok": all(run.ledger_ok for run in runs),

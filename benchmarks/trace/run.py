@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.testbed.hosted_platform import PlatformError, TestbedPlatform, warm_nodes
 from benchmarks.testbed.link_meter import LinkBytes
 from benchmarks.trace.client import PROTOCOL, SendTrace, TraceSent
+from benchmarks.trace.decisions import DecisionMonitor, SeenDecision
 from benchmarks.trace.modes import TraceMode
 from benchmarks.trace.scenario import TraceScenario
 from benchmarks.trace.watch import SeenPlans, UsageMonitor, UsageSample
@@ -27,6 +28,7 @@ class TraceResult:
     samples: Sequence[UsageSample]
     plans: SeenPlans
     links: Sequence[LinkBytes] = ()
+    decisions: Sequence[SeenDecision] = ()
 
 
 def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenario) -> TraceResult:
@@ -55,10 +57,21 @@ def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenari
         vocabulary=scenario.profile.model.vocabulary,
         window_s=scenario.window_s * scenario.slower,
     )
-    with UsageMonitor(platform.cluster.redis.url) as monitor, platform.link_meter() as meter:
+    redis = platform.cluster.redis.url
+    with (
+        UsageMonitor(redis) as monitor,
+        DecisionMonitor(redis, scenario.functions) as deciding,
+        platform.link_meter() as meter,
+    ):
         patience_s = 4 * order.window_s + _PATIENCE_S
         sent = platform.ask_client("benchmarks.trace.client", PROTOCOL, order, TraceSent, patience_s)
-    return TraceResult(sent=sent, samples=monitor.samples, plans=monitor.plans, links=meter.samples)
+    return TraceResult(
+        sent=sent,
+        samples=monitor.samples,
+        plans=monitor.plans,
+        links=meter.samples,
+        decisions=deciding.seen,
+    )
 
 
 def _place(client: Client, mode: TraceMode, scenario: TraceScenario) -> None:

@@ -1,8 +1,10 @@
 """The trace experiment: which requests are sent, what its figures mean, and one short run of the whole."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace as replace_answer
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +22,7 @@ from benchmarks.testbed.network import unavailable_reason
 from benchmarks.trace import command
 from benchmarks.trace.arrivals import bounds, burstiness, part_of, spread
 from benchmarks.trace.client import StreamedAnswer, TraceSent
+from benchmarks.trace.decisions import DecisionMonitor, SeenDecision, decision_figures
 from benchmarks.trace.five_means import add_five_means, read_five_means
 from benchmarks.trace.link_use import network_use
 from benchmarks.trace.measures import (
@@ -53,7 +56,9 @@ from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
 from registry.records.function import Scaling, ScalingMode
 from registry.records.live import LiveMode
-from tests.fixtures.patience import PATIENCE_S
+from registry.records.scaling import ScalingInputs, ScalingRecord
+from registry.redis.state import RedisState
+from tests.fixtures.patience import PATIENCE_S, until
 
 TRACE = [TraceRequest(float(second), 100 + second, 10) for second in range(0, 601, 2)]
 SCALE = ModelScale(slower=2, scale=1000, link_bytes_s=1e6)
@@ -327,6 +332,49 @@ def test_links_are_used_between_nodes_and_by_the_gateway() -> None:
     assert set(found["gateway_bytes_s"]) == {200} and set(found["link_share"]["n1"]) == {0.0}
     assert found["link_share"]["n0"][0] == pytest.approx(1000 / 1e6, rel=0.01)
     assert network_use(samples[:1], 100.0, 60.0, SCALE) == {}
+
+
+def decided(at_s: float, desired: int, calls: int, place: int = 0) -> SeenDecision:
+    inputs = ScalingInputs(in_flight=calls, held=0, ready=1, starting=0)
+    record = ScalingRecord(
+        function="f",
+        version=1,
+        policy=ScalingMode.LOAD,
+        desired=desired,
+        reason=f"{calls} calls",
+        at=0.0,
+        inputs=inputs,
+    )
+    return SeenDecision(at_s=at_s, place=place, record=record)
+
+
+def test_a_decision_is_as_late_as_the_newest_call_that_it_counted_is_old() -> None:
+    (one, *_) = sent_trace().answers
+    answers = [replace(one, due_s=due_s, last_s=due_s + 10) for due_s in (0.0, 1.0, 1.01, 1.02, 1.2)]
+    answers += [replace(one, due_s=1.25, last_s=3.0, function=1)]
+    seen = [decided(99.0, 1, 1), decided(101.1, 2, 4), decided(101.25, 3, 4), decided(112.0, 1, 1)]
+    seen += [decided(101.3, 1, 1, place=1), decided(140.1, 0, 0)]
+    sent = replace(sent_trace(), answers=answers)
+    found = decision_figures(seen, sent, slower=2)
+    # The first counted the call at 1.02, the second not the one at 1.2; the third is of another function.
+    assert found["decision_ms"]["count"] == 3
+    assert [found["decision_ms"][name] for name in ("least", "p50", "most")] == [50.0, 80.0, 230.0]
+    assert found["lowered_after_s"] == {"count": 1, **dict.fromkeys(("p50", "p90", "least", "most"), 10.75)}
+    assert found["decisions"][0] == (0.55, 0, 2, "4 calls") and len(found["decisions"]) == 4
+    nothing = decision_figures([], sent, 2)
+    assert nothing["decision_ms"]["count"] == 0 and nothing["decision_ms"]["p50"] is None
+
+
+async def test_decisions_are_read_as_they_change(redis_url: str) -> None:
+    async with asyncio.timeout(PATIENCE_S), RedisState.connect(redis_url) as state:
+        await state.put_scaling_record(decided(0.0, 1, 1).record)
+        with DecisionMonitor(redis_url, ["f", "g"]) as monitor:
+            await until(lambda: len(monitor.seen) == 1)
+            latest = replace_answer(decided(0.0, 2, 5).record, at=time.time())
+            await state.put_scaling_record(latest)
+            await until(lambda: len(monitor.seen) == 2)
+    assert monitor.seen[1].record == latest and monitor.seen[1].place == 0
+    assert abs(monitor.seen[1].at_s - time.monotonic()) < PATIENCE_S
 
 
 # --- modes
