@@ -8,9 +8,10 @@ The comment names a file of benchmarks/results (or a short name for it, see belo
 Python format. An expression has one or more operands (paths or numbers) with `+ - * /` between them,
 evaluated from left to right. A path is the name of a record (none for the first one: `.median_s`), filters
 on its fields or `params` if several records have that name (`hypercast[batch=8,mode=alone]`), and fields or
-list indices. It may end with a reduction (count, min, max, sum, median, mean), and `*` stands for every
-element of a list: `.switches.*.context.min`. A later path may name another file: `FILE:PATH`. A record that
-does not count (`counts` is false) is only found with the filter `[counts=False]`.
+list indices; a name with spaces is quoted: `"all on".median_s`. It may end with a reduction (count, min,
+max, sum, median, mean), and `*` stands for every element of a list: `.switches.*.context.min`. A later path
+may name another file: `FILE:PATH`. A record that does not count (`counts` is false) is only found with the
+filter `[counts=False]`.
 
 A document can give its files short names, so that a newer run needs one change:
 
@@ -42,6 +43,7 @@ column of several files a cell is the median, with the least and the greatest va
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,7 +161,8 @@ def _cell(spec: _TableSpec, record: str, file: str, filters: str, results: Resul
         return formatted(results.evaluate(f"{reduction} {file} {expression}"), spec.format)
 
     path, base = (
-        f"{name}{f'[{filters}]' if filters else ''}.{spec.value}" for name in (record, spec.relative)
+        shlex.quote(f"{name}{f'[{filters}]' if filters else ''}.{spec.value}")
+        for name in (record, spec.relative)
     )
     text = value(path)
     least, greatest = value(path, "min"), value(path, "max")

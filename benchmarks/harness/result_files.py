@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,10 @@ class ResultFiles:
 
     def evaluate(self, expression: str) -> Any:
         """Evaluate `[REDUCTION] FILE PATH [OPERATOR OPERAND]...`. Raises FigureError."""
-        first, *rest = expression.split()
+        try:
+            first, *rest = shlex.split(expression)
+        except ValueError as error:
+            raise FigureError(f"{expression!r}: {error}") from error
         reduction, (name, *words) = (first, rest) if first in REDUCTIONS and rest else ("", [first, *rest])
         if len(words) % 2 == 0:
             raise FigureError(f"{expression!r} is not FILE PATH [OPERATOR PATH]...")
