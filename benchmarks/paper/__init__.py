@@ -1,5 +1,6 @@
 """All experiments of the three papers in parts, and the page that compares: `python -m benchmarks.paper`.
 
+- `charts`: plots that no single benchmark draws
 - `claims`: what the papers report, and which of our figures stand beside it
 - `command`: the command
 - `headline`: the measures that the page shows for every trace

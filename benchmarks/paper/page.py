@@ -107,7 +107,7 @@ class Page:
             [
                 f"[{file}](../benchmarks/results/{file})",
                 str(origins[file].get("date", "")),
-                str(origins[file].get("commit", ""))[:8],
+                _short(str(origins[file].get("commit", ""))),
                 str(origins[file].get("machine", "")),
                 source.earlier.note if source.earlier else "",
             ]
@@ -215,6 +215,11 @@ def page(results: Path, path: Path = PAGE) -> str:
 def write(results: Path, path: Path = PAGE) -> None:
     """Write the page. Raises FigureError, OSError."""
     path.write_text(page(results, path))
+
+
+def _short(commit: str) -> str:
+    """Return a short commit, with "+" if the tree differed from it."""
+    return commit[:8] + "+" * commit.endswith("+")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness.processes import Processes, module
+from benchmarks.harness.processes import ROOT, Processes, module
 from benchmarks.paper.parts import Part
 from benchmarks.paper.plan import Plan, Records, State, better, faults, state_of
 
@@ -71,7 +71,9 @@ class Runner:
         self._logs.mkdir(parents=True, exist_ok=True)
         written, log = self._logs / part.file, self._logs / f"{part.name}.log"
         written.unlink(missing_ok=True)
-        command = module(part.module, *part.arguments, "--json", written)
+        inside = written.is_relative_to(ROOT)  # the command is in the records, for others to repeat
+        json_file = written.relative_to(ROOT) if inside else written
+        command = module(part.module, *part.arguments, "--json", json_file)
         with Processes() as children, log.open("wb") as output:
             child = children.start(command, stdout=output, stderr=output)
             deadline_s = time.monotonic() + 60 * LIMIT_MINUTES
