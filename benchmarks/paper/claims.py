@@ -24,20 +24,27 @@ class Figure:
 
     def cell(self, sources: Mapping[str, Source], results: ResultFiles) -> str:
         """Return the marked figure, with the least and greatest of repeats; "" if no file has it."""
-        source = sources.get(self.source)
-        if source is None or not source.quotes(self.expression):
+        values = self.values(sources, results)
+        if not values:
             return ""
-        try:
-            values = [results.evaluate(f"{word}{self.source} {self.expression}") for word in ("", *_SPREAD)]
-            middle, least, greatest = (format(value, self.format) for value in values)
-        except (FigureError, TypeError, ValueError):
-            return ""
+        middle, least, greatest = (format(value, self.format) for value in values)
         text = self._marked(middle + self.unit, "")
         if least == greatest:
             return text
         return (
             f"{text} ({'–'.join(self._marked(*one) for one in zip((least, greatest), _SPREAD, strict=True))})"
         )
+
+    def values(self, sources: Mapping[str, Source], results: ResultFiles) -> Sequence[float]:
+        """Return the median, least and greatest of repeats, nothing if no file has the figure."""
+        source = sources.get(self.source)
+        if source is None or not source.quotes(self.expression):
+            return ()
+        try:
+            found = [results.evaluate(f"{word}{self.source} {self.expression}") for word in ("", *_SPREAD)]
+        except FigureError:
+            return ()
+        return [float(one) for one in found if one is not None]
 
     def _marked(self, value: str, reduction: str) -> str:
         return f"{value}<!-- figure: {reduction}{self.source} {self.expression} {self.format} -->"

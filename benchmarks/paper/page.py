@@ -1,15 +1,15 @@
 """docs/RESULTS.md: the papers' figures beside ours, from the result files alone (pure but for the files)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.figures import render
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.result_files import FigureError, ResultFiles
-from benchmarks.paper.claims import Claim, Figure, read_claims
-from benchmarks.paper.headline import HEADLINE, LABELS, MEASURES, ROBUST, SCENARIOS, Measure
+from benchmarks.paper.claims import Claim, read_claims
+from benchmarks.paper.headline import HEADLINE, LABELS, MEASURES, ROBUST, SCENARIOS, Measure, Row
 from benchmarks.paper.parts import PARTS
 from benchmarks.paper.pictures import pictures
 from benchmarks.paper.plan import faults
@@ -42,9 +42,9 @@ class Page:
     def headline(self) -> str:
         """Return the rows of the headline for each scenario that was measured."""
         return _table(
-            ["", "paper", *SCENARIOS.values()],
+            ["", "paper", "goal", *SCENARIOS.values()],
             [
-                [row.label, row.reports, *(self._in(row.figure, source) or NOTHING for source in SCENARIOS)]
+                [row.label, row.reports, row.goal, *(self._verdict(row, source) for source in SCENARIOS)]
                 for row in HEADLINE
             ],
         )
@@ -72,7 +72,7 @@ class Page:
             return f"{NOTHING}: {' '.join(f'`{source}`' for source in ROBUST)}."
         return _table(
             ["", *found.values()],
-            [[row.label, *(self._in(row.figure, source) for source in found)] for row in HEADLINE],
+            [[row.label, *(self._verdict(row, source) for source in found)] for row in HEADLINE],
         )
 
     def pictures(self) -> str:
@@ -137,9 +137,13 @@ class Page:
         )
         return "".join(f". Earlier record: {note}" for note in notes)
 
-    def _in(self, figure: Figure, source: str) -> str:
-        expression = (figure.label, source, figure.expression, figure.format, figure.unit)
-        return Figure(*expression).cell(self.sources, self.results)
+    def _verdict(self, row: Row, source: str) -> str:
+        """Return a row's figure of a source, and whether it reaches the goal."""
+        figure = replace(row.figure, source=source)
+        values = figure.values(self.sources, self.results)
+        if not values:
+            return UNCOUNTED if source in self.sources and not self.sources[source].earlier else NOTHING
+        return f"{figure.cell(self.sources, self.results)} {'✓' if row.reached(values[0]) else '✗'}"
 
     def _measure(self, measure: Measure, sources: Sequence[str]) -> str:
         """Return the marker of a measure's table, empty if no file has it."""

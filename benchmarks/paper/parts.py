@@ -58,21 +58,19 @@ def _repeats(part: Part) -> list[Part]:
 
 
 def _traces() -> list[Part]:
-    """Return the trace runs that are reported: two traces, two sizes, three repeats."""
-    return [
-        part
+    """Return the trace runs that are reported: two traces, two sizes, three repeats, in turns."""
+    scenarios = [
+        _trace(
+            f"trace-{trace}-{nodes}-nodes",
+            f"--trace azure-{trace} {SNIPPET} --nodes {nodes}",
+            MODES,
+            14 if nodes == 8 else 15,
+            f"GPU time, SLO and latencies on the {words} trace, {nodes} nodes",
+        )
         for trace, words in (("conv", "conversation"), ("code", "code"))
         for nodes in (8, 12)
-        for part in _repeats(
-            _trace(
-                f"trace-{trace}-{nodes}-nodes",
-                f"--trace azure-{trace} {SNIPPET} --nodes {nodes}",
-                MODES,
-                14 if nodes == 8 else 15,
-                f"GPU time, SLO and latencies on the {words} trace, {nodes} nodes",
-            )
-        )
     ]
+    return [part for turn in zip(*map(_repeats, scenarios), strict=True) for part in turn]
 
 
 def _more_traces() -> list[Part]:

@@ -19,6 +19,12 @@ from benchmarks.paper.sources import EARLIER, Source, find_sources
 from benchmarks.tables import RESULTS, update
 
 Rows = list[dict[str, Any]]
+NETWORK = {
+    "step_s": 35.0,
+    "between_nodes_bytes_s": [1e9, 5e8],
+    "between_nodes_bytes": 5e10,
+    "gateway_bytes": 1e7,
+}
 TRACE = "trace-conv-first-half-8-nodes-2026-11-24.json"
 
 
@@ -32,7 +38,8 @@ def trace_rows(names: Sequence[str], gpu_s: float = 100.0) -> Rows:
     found = []
     for place, name in enumerate(names):
         row = {**copy.deepcopy(read(TRACE)[0]), "name": name, "gpu_s": gpu_s + 10 * place}
-        found.append({**row, "starts": {"cold": 8, "warm": 2}, "slo_5x_attainment": 0.9})
+        row |= {"starts": {"cold": 8, "warm": 2}, "slo_5x_attainment": 0.9, "network": NETWORK}
+        found.append(row)
     return found
 
 
@@ -154,6 +161,26 @@ def test_a_complete_page_has_no_gaps(complete: Path) -> None:
     assert text.count(NOTHING) == len(without) and "Every part has run." in text
     for label in LABELS.values():
         assert f"| {label} |" in text
+
+
+def test_every_figure_with_results_is_a_row() -> None:
+    named: dict[str, set[int]] = {}
+    for claim in read_claims():
+        for letter, number in re.findall(r"([FLB]) Fig\. (\d+)", claim.figure):
+            named.setdefault(letter, set()).add(int(number))
+    assert named["F"] == {1, 2, 3, *range(7, 12)} and named["L"] == {1, 2, 3, *range(7, 19)}
+    assert named["B"] == {1, 3, 4, 8, *range(17, 25)}
+
+
+@pytest.mark.parametrize(("value", "mark"), [(17.9, "✗"), (18.0, "✓")])
+def test_a_goal_is_marked_as_reached_or_not(tmp_path: Path, value: float, mark: str) -> None:
+    ours, rival = trace_rows(["hypercast", "faasnet"])
+    ours["gpu_s"], rival["gpu_s"] = 100.0 - value, 100.0
+    (tmp_path / "paper-trace-conv-8-nodes-1.json").write_text(json.dumps([ours, rival]))
+    text = page(tmp_path, tmp_path / "page.md")
+    row = next(line for line in text.splitlines() if line.startswith("| GPU time less than FaaSNet-like |"))
+    assert f"--> {mark} |" in row and f"{value} %" in row
+    assert "| GPU time less than NCCL-like | up to 18.1 % (F) | at least 18 % | no run counts |" in text
 
 
 def test_every_part_is_used() -> None:
