@@ -115,6 +115,13 @@ def _more_traces() -> list[Part]:
             8,
             "the conversation trace with Llama-2 70B",
         ),
+        _trace(
+            "trace-scale-down",
+            f"--trace azure-conv {SNIPPET} --nodes 8 --scale-down-delay 0.5",
+            ("hypercast", "faasnet", "ideal"),
+            5,
+            "a surplus of instances ends after 500 ms",
+        ),
         _trace("trace-late-0", late, SOME, 7, "an emulator that forgives no late step or hop"),
         _trace(
             "trace-slower-2", f"{conv} --minutes 2.5 --speedup 5 --slower 2", SOME, 9, "half the real speed"
