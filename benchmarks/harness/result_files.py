@@ -97,7 +97,10 @@ class ResultFiles:
         values, errors = [], []
         for file in self.files(name):
             try:
-                values.append(self._calculate(file, words, expression))
+                value = self._calculate(file, words, expression)
+                if value is None:
+                    raise FigureError(f"{expression!r} is null in {file}")
+                values.append(value)
             except FigureError as error:
                 errors.append(error)
         if not values:

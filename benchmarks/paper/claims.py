@@ -44,7 +44,7 @@ class Figure:
             found = [results.evaluate(f"{word}{self.source} {self.expression}") for word in ("", *_SPREAD)]
         except FigureError:
             return ()
-        return [float(one) for one in found if one is not None]
+        return [float(one) for one in found]
 
     def _marked(self, value: str, reduction: str) -> str:
         return f"{value}<!-- figure: {reduction}{self.source} {self.expression} {self.format} -->"

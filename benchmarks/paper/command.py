@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.harness.arguments import at_least, make_parser
 from benchmarks.harness.processes import ROOT, exit_on_sigterm
+from benchmarks.harness.result_files import FigureError
 from benchmarks.paper.page import PAGE, write
 from benchmarks.paper.parts import PARTS, Part
 from benchmarks.paper.pictures import draw
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None, parts: Mapping[str, Part] = PAR
             write_all(args.results, args.page)
         elif not run(args, runner, parts):
             sys.exit(1)
-    except InvalidPlan as error:
+    except (InvalidPlan, FigureError) as error:
         sys.exit(f"paper: {error}")
     except KeyboardInterrupt:
         print("paper: interrupted; the next run goes on with the parts that are not done", file=sys.stderr)

@@ -55,8 +55,7 @@ class Runner:
             if status and state is State.DONE:  # a benchmark with runs that do not count may exit with 1
                 state = State.INCOMPLETE
             if records and state in (State.DONE, State.NOT_COUNTING) and better(records, read_records(path)):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes((self._logs / part.file).read_bytes())
+                _keep(self._logs / part.file, path)
             self._say(f"  {state} after {(time.monotonic() - began_s) / 60:.1f} min")
             for fault in faults(records or ()):
                 self._say(f"  does not count: {fault}")
@@ -100,6 +99,14 @@ def read_records(path: Path) -> Records | None:
     except (OSError, ValueError):
         return None
     return records if isinstance(records, list) else None
+
+
+def _keep(written: Path, path: Path) -> None:
+    """Copy a file so that at no time there is a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    copied = path.with_suffix(".new")
+    copied.write_bytes(written.read_bytes())
+    copied.replace(path)
 
 
 def hours(minutes: float) -> str:

@@ -104,7 +104,7 @@ def _slo(axes: Any, rows: Sequence[Row]) -> None:
     if both:
         values = [row["slo_5x_attainment"] for row in rows]
         _bars(axes, rows, values, ".3f", height=0.4, shift=0.4, alpha=0.45)
-    axes.set(title="SLO attainment" + (" (pale: 5 × mean)" if both else ""), xlim=(0, 1.15))
+    axes.set(title="SLO attainment" + (" (pale: 5 × mean)" if both else ""), xlim=(0, 1.02))
 
 
 def _of_full(row: Row) -> bool:
@@ -136,20 +136,20 @@ def _bars(
 ) -> None:
     places = [place + more.get("shift", 0.0) for place in range(len(rows))]
     colours = [_COLOURS[row["name"]] for row in rows]
-    bars = axes.barh(places, values, height=height, color=colours, alpha=more.get("alpha", 1.0))
-    axes.bar_label(bars, [format(value, spec) for value in values], padding=3, fontsize="small")
+    axes.barh(places, values, height=height, color=colours, alpha=more.get("alpha", 1.0))
     axes.set_yticks([])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    box = {"facecolor": "white", "alpha": 0.65, "edgecolor": "none", "pad": 1.0}
-    for place, row in enumerate(rows):
+    box = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.0}
+    for place, row, value in zip(places, rows, values, strict=True):
+        text = f"{format(value, spec)}  {row['name']}"
         across = axes.get_yaxis_transform()
-        axes.text(0.01, place, row["name"], fontsize="small", va="center", transform=across, bbox=box)
-    axes.margins(x=0.15)
+        axes.text(0.01, place, text, fontsize="small", va="center", transform=across, bbox=box)
 
 
 def _instances(axes: Any, rows: Sequence[Row]) -> None:
     _steps(axes, rows, "instances", 1.0)
     axes.set(title="instances on accelerators")
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _host(axes: Any, rows: Sequence[Row]) -> None:

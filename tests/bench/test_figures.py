@@ -131,6 +131,7 @@ def repeats(tmp_path: Path) -> ResultFiles:
             {"name": "ours", "gpu_s": ours, "counts": True},
             {"name": "tree", "gpu_s": tree, "counts": counts},
         ]
+        rows[0] |= {"late_s": None if number else 7.0}
         rows += [{"name": "ring", "gpu_s": 5.0, "counts": False}] * (number > 0)
         (tmp_path / f"r{number}.json").write_text(json.dumps(rows))
     return ResultFiles(tmp_path, {"r": ["r0.json", "r1.json", "r2.json"]})
@@ -142,6 +143,7 @@ def repeats(tmp_path: Path) -> ResultFiles:
         ("r ours.gpu_s", 2.0),
         ("min r ours.gpu_s", 1.0),
         ("max r ours.gpu_s", 3.0),
+        ("r ours.late_s", 7.0),  # of the one that has it
         ("r tree.gpu_s", 6.5),  # of the two that count
         ("r tree.gpu_s / ours.gpu_s", 2.5),  # of the ratios, each within one repeat
         ("r2.json tree[counts=False].gpu_s", 9.0),
@@ -155,6 +157,8 @@ def test_repeats_are_a_median_of_what_counts(repeats: ResultFiles, expression: s
 def test_what_does_not_count_is_no_figure(repeats: ResultFiles) -> None:
     with pytest.raises(FigureError, match=r"tree of r2\.json does not count"):
         repeats.evaluate("r2.json tree.gpu_s")
+    with pytest.raises(FigureError, match="is null in r1"):
+        repeats.evaluate("r1.json ours.late_s")
     with pytest.raises(FigureError, match="no record ring"):
         repeats.evaluate("r ring.gpu_s")
     assert repeats.has("r", "tree") and not repeats.has("r", "ring")

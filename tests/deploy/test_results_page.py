@@ -19,6 +19,7 @@ from benchmarks.paper.sources import EARLIER, Source, find_sources
 from benchmarks.tables import RESULTS, update
 
 Rows = list[dict[str, Any]]
+BY_RATE = [{"from_per_s": 1, "to_per_s": 3, "requests": 9, "ttft_p50_s": 0.1, "ttft_p90_s": 0.4}]
 NETWORK = {
     "step_s": 35.0,
     "between_nodes_bytes_s": [1e9, 5e8],
@@ -39,6 +40,7 @@ def trace_rows(names: Sequence[str], gpu_s: float = 100.0) -> Rows:
     for place, name in enumerate(names):
         row = {**copy.deepcopy(read(TRACE)[0]), "name": name, "gpu_s": gpu_s + 10 * place}
         row |= {"decision_ms": {"p50": 20.0, "p90": 60.0}, "lowered_after_s": {"least": 0.6}}
+        row |= {"ttft_by_rate": BY_RATE, "ttft_by_start": {"hot": BY_RATE[0], "cold": BY_RATE[0]}}
         row |= {"starts": {"cold": 8, "warm": 2}, "slo_5x_attainment": 0.9, "network": NETWORK}
         found.append(row)
     return found
@@ -254,7 +256,9 @@ def test_a_picture_shows_the_median_run_that_counts() -> None:
     assert [row["gpu_s"] for row in median_rows(repeats)] == [2.0]
 
 
-def test_pictures_are_drawn_for_what_there_is(checkout: tuple[Path, Path], complete: Path) -> None:
+def test_pictures_are_drawn_for_what_there_is(
+    checkout: tuple[Path, Path], complete: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     results, _ = checkout
     drawn = draw(results)
@@ -263,4 +267,10 @@ def test_pictures_are_drawn_for_what_there_is(checkout: tuple[Path, Path], compl
         assert path.read_bytes().startswith(b"\x89PNG")
         assert f"benchmarks/results/{path.name}" in page(results)
     text = page(complete, complete.parents[1] / "docs.md")
+    files = sorted({file for source in find_sources(complete).values() for file in source.files})
+    few = ("trace-conv-8-nodes", "trace-ablation", "sim-multicast")
+    for file in files:
+        if file.removeprefix("paper-").startswith(few):
+            (tmp_path / file).write_bytes((complete / file).read_bytes())
+    assert {path.name for path in draw(tmp_path)} == {f"paper-{name}.png" for name in few}
     assert all(f"benchmarks/results/{one.file}" in text for one in PICTURES)
