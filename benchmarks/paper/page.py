@@ -17,6 +17,7 @@ from benchmarks.paper.sources import Source, find_sources
 
 PAGE = ROOT / "docs" / "RESULTS.md"
 TEMPLATE = Path(__file__).with_name("page.md")
+PAPERS = ("FaaScale and λScale", "BlitzScale")
 NOTHING = "not measured yet"
 UNCOUNTED = "no run counts"
 
@@ -42,7 +43,7 @@ class Page:
     def headline(self) -> str:
         """Return the rows of the headline for each scenario that was measured."""
         return _table(
-            ["", "paper", "goal", *SCENARIOS.values()],
+            ["", "paper", "goal", *map(self._scenario, SCENARIOS)],
             [
                 [row.label, row.reports, row.goal, *(self._verdict(row, source) for source in SCENARIOS)]
                 for row in HEADLINE
@@ -58,7 +59,9 @@ class Page:
 
     def claims(self, claims: Sequence[Claim]) -> str:
         """Return a table of claims."""
-        heads = ["figure", "paper", "ours", "what differs", "does emulation flatter or hurt us?"]
+        goals = claims[0].paper not in PAPERS
+        heads = ["", "goal"] if goals else ["figure", "paper"]
+        heads += ["ours", "what differs", "does emulation flatter or hurt us?"]
         rows = [
             [one.figure, one.reports, self._ours(one), f"{one.differs}{self._notes(one)}", one.effect]
             for one in claims
@@ -137,6 +140,12 @@ class Page:
         )
         return "".join(f". Earlier record: {note}" for note in notes)
 
+    def _scenario(self, source: str) -> str:
+        """Return a scenario's heading, with a note on an earlier record that stands in for it."""
+        found = self.sources.get(source)
+        note = f" (earlier record: {found.earlier.note})" if found is not None and found.earlier else ""
+        return SCENARIOS[source] + note
+
     def _verdict(self, row: Row, source: str) -> str:
         """Return a row's figure of a source, and whether it reaches the goal."""
         figure = replace(row.figure, source=source)
@@ -155,7 +164,7 @@ class Page:
             f"title: {measure.title}",
             f"value: {measure.field} {measure.format} {measure.unit}".rstrip(),
             *(["relative: hypercast .2f"] if measure.relative else []),
-            *(f"column: {SCENARIOS[source]}: {source}" for source in columns),
+            *(f"column: {self._scenario(source)}: {source}" for source in columns),
             *(f"row: {LABELS[name]}: {name}" for name in rows),
         ]
         return "\n".join(["<!-- table", *lines, "-->", "<!-- /table -->"])
