@@ -1,10 +1,10 @@
-# `make install demo test test-rdma lint attack fuzz soak bench gpu-check`: see README.md.
+# `make install demo test test-rdma lint attack fuzz soak bench paper gpu-check`: see README.md.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rdma lint attack fuzz soak bench gpu-check clean
+.PHONY: install demo test test-rdma lint attack fuzz soak bench paper gpu-check clean
 
 install: $(STAMP)
 
@@ -56,6 +56,11 @@ bench: install
 	$(BIN)/python -m benchmarks.channel --json .bench/channel.json
 	$(BIN)/python -m benchmarks.engine --json .bench/engine.json
 	$(BIN)/python -m benchmarks.load --json .bench/load.json
+
+# The experiments of the papers, then docs/RESULTS.md; as root. Parts that are done are skipped: it goes on after
+# a kill. `make paper PARTS="trace-conv-8 sim"` runs some, `AGAIN=zigzag` one that is done.
+paper: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.paper run $(PARTS) $(addprefix --again=,$(AGAIN))
 
 # For a machine with a GPU: no network, no Redis, with whatever python has torch and transformers there.
 GPU_PYTHON ?= $(shell test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))

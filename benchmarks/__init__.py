@@ -19,6 +19,7 @@
 - `load`: weights from disk to host memory and device
 - `multicast`: casts over shaped links beside gloo, Open MPI and NIXL
 - `multicast_sim`: simulated casts of large models
+- `paper`: all experiments of the three papers in parts, and the page that compares
 - `policy_scale`: decisions on the numbers of instances at 1,000 nodes
 - `replay`: a request trace against a running gateway
 - `results`: the records that the documents quote

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness.arguments import make_parser
-from benchmarks.harness.figures import Difference, ResultFiles, render
+from benchmarks.harness.figures import Difference, render
 from benchmarks.harness.processes import ROOT
+from benchmarks.harness.result_files import ResultFiles
 
 RESULTS = ROOT / "benchmarks" / "results"
 

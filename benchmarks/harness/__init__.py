@@ -23,6 +23,7 @@
 - `random_llama`: a random checkpoint on disk
 - `random_model`: a random model in memory
 - `records`: records of a run: provenance, printing, writing, drawing
+- `result_files`: values in result files, by expression
 - `rival_nodes`: what nodes of other systems have
 - `stream_client`: a light client of streamed completions
 - `traces`: request traces

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.harness.figures import FigureError, ResultFiles, render
+from benchmarks.harness.figures import render
+from benchmarks.harness.result_files import FigureError, ResultFiles
 from benchmarks.tables import main
 
 RECORDS = [
@@ -119,3 +121,55 @@ def test_a_document_gives_files_short_names(results: ResultFiles, tmp_path: Path
     rendered, changed, failed = render(text, tmp_path / "doc.md", results)
     assert not failed and len(changed) == 2
     assert "| we | 0.3 |" in rendered and "[one](results/a.json)" in rendered and "\n3.09<!--" in rendered
+
+
+@pytest.fixture
+def repeats(tmp_path: Path) -> ResultFiles:
+    """Return three repeats: one has a run that does not count, one has no run of the ring."""
+    for number, (ours, tree, counts) in enumerate([(2.0, 4.0, True), (3.0, 9.0, True), (1.0, 9.0, False)]):
+        rows: list[dict[str, Any]] = [
+            {"name": "ours", "gpu_s": ours, "counts": True},
+            {"name": "tree", "gpu_s": tree, "counts": counts},
+        ]
+        rows[0] |= {"late_s": None if number else 7.0}
+        rows += [{"name": "ring", "gpu_s": 5.0, "counts": False}] * (number > 0)
+        (tmp_path / f"r{number}.json").write_text(json.dumps(rows))
+    return ResultFiles(tmp_path, {"r": ["r0.json", "r1.json", "r2.json"]})
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("r ours.gpu_s", 2.0),
+        ("min r ours.gpu_s", 1.0),
+        ("max r ours.gpu_s", 3.0),
+        ("r ours.late_s", 7.0),  # of the one that has it
+        ("r tree.gpu_s", 6.5),  # of the two that count
+        ("r tree.gpu_s / ours.gpu_s", 2.5),  # of the ratios, each within one repeat
+        ("r2.json tree[counts=False].gpu_s", 9.0),
+        ("r0.json ours.gpu_s / r:ours.gpu_s", 1.0),
+    ],
+)
+def test_repeats_are_a_median_of_what_counts(repeats: ResultFiles, expression: str, value: float) -> None:
+    assert repeats.evaluate(expression) == pytest.approx(value)
+
+
+def test_what_does_not_count_is_no_figure(repeats: ResultFiles) -> None:
+    with pytest.raises(FigureError, match=r"tree of r2\.json does not count"):
+        repeats.evaluate("r2.json tree.gpu_s")
+    with pytest.raises(FigureError, match="is null in r1"):
+        repeats.evaluate("r1.json ours.late_s")
+    with pytest.raises(FigureError, match="no record ring"):
+        repeats.evaluate("r ring.gpu_s")
+    assert repeats.has("r", "tree") and not repeats.has("r", "ring")
+
+
+def test_a_column_of_repeats_has_the_spread(repeats: ResultFiles, tmp_path: Path) -> None:
+    names = "<!-- results\nr: r0.json r1.json r2.json\n-->\n"
+    rows = "row: ours: ours\nrow: a tree: tree\nrow: a ring: ring\n"
+    table = f"<!-- table\ntitle: GPU\nvalue: gpu_s .1f s\nrelative: ours\ncolumn: all: r\n{rows}-->\n"
+    rendered, _, failed = render(f"{names}{table}<!-- /table -->\n", tmp_path / "doc.md", repeats)
+    assert not failed
+    assert "| GPU | [all](./r0.json) [2](./r1.json) [3](./r2.json) |" in rendered
+    assert "| ours | 2.0 s (1.0–3.0) |" in rendered
+    assert "| a tree | 6.5 s (4.0–9.0) (2.50) |" in rendered and "| a ring | |" in rendered
