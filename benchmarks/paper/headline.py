@@ -1,5 +1,6 @@
 """The measures of trace runs that the page shows for every scenario, and the papers' numbers beside them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,13 @@ SCENARIOS: Mapping[str, str] = {
     "trace-code-8-nodes": "code, 8 nodes",
     "trace-code-12-nodes": "code, 12 nodes",
 }
+FROM_ZERO: Mapping[str, str] = {
+    "trace-zero-code-8-nodes": "code, 8 nodes",
+    "trace-zero-code-12-nodes": "code, 12 nodes",
+    "trace-zero-conv-8-nodes": "conversation, 8 nodes",
+    "trace-zero-conv-12-nodes": "conversation, 12 nodes",
+}
+ZERO_COPIES: Mapping[str, str] = {"trace-zero-copies": "code, 12 nodes, other modes"}
 ROBUST: Mapping[str, str] = {
     "trace-burstgpt": "arrivals fitted to BurstGPT",
     "trace-late-0": "no late step or hop is forgiven",
@@ -18,7 +26,6 @@ ROBUST: Mapping[str, str] = {
     "trace-slower-5": "a fifth of the real speed",
     "trace-7b": "Llama-2 7B",
     "trace-70b": "Llama-2 70B",
-    "trace-12-functions": "12 functions",
 }
 LABELS: Mapping[str, str] = {
     "hypercast": "hypercast (default)",
@@ -26,7 +33,9 @@ LABELS: Mapping[str, str] = {
     "serverlessllm": "ServerlessLLM-like",
     "serverlessllm-allcache": "the same, every host has the model",
     "faasnet": "FaaSNet-like tree",
+    "faasnet-copies": "the same tree from our host copies",
     "nccl": "NCCL-like ring",
+    "nccl-copies": "the same ring from our host copies",
     "blitzscale": "BlitzScale-like chain",
     "fixed-full": "all nodes, fixed",
     "fixed-half": "half of the nodes, fixed",
@@ -43,6 +52,11 @@ class Row:
     figure: Figure
     least: float | None = None
     most: float | None = None
+
+    @property
+    def modes(self) -> set[str]:
+        """The modes that the figure compares."""
+        return set(re.findall(r"([a-z][\w-]*)\.", self.figure.expression))
 
     @property
     def goal(self) -> str:

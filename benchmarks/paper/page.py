@@ -9,8 +9,18 @@ from benchmarks.harness.figures import render
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.result_files import FigureError, ResultFiles
 from benchmarks.paper.claims import Claim, read_claims
-from benchmarks.paper.headline import HEADLINE, LABELS, MEASURES, ROBUST, SCENARIOS, Measure, Row
-from benchmarks.paper.parts import PARTS
+from benchmarks.paper.headline import (
+    FROM_ZERO,
+    HEADLINE,
+    LABELS,
+    MEASURES,
+    ROBUST,
+    SCENARIOS,
+    ZERO_COPIES,
+    Measure,
+    Row,
+)
+from benchmarks.paper.parts import FROM_ZERO_MODES, PARTS
 from benchmarks.paper.pictures import pictures
 from benchmarks.paper.plan import faults
 from benchmarks.paper.sources import Source, find_sources
@@ -41,21 +51,37 @@ class Page:
         return f"{days[0]} to {days[-1]}" if len(days) > 1 else "".join(days) or "no files yet"
 
     def headline(self) -> str:
-        """Return the rows of the headline for each scenario that was measured."""
+        """Return the rows of the headline for each scenario of one function that always has an instance."""
+        return self._headline(SCENARIOS, HEADLINE)
+
+    def from_zero(self) -> str:
+        """Return those rows for each scenario of functions that scale to zero, and what the rest shows."""
+        rows = [row for row in HEADLINE if row.modes <= set(FROM_ZERO_MODES)]
+        tables = (
+            self._measures((*FROM_ZERO, *ZERO_COPIES))
+            if any(source in self.sources for source in FROM_ZERO)
+            else ""
+        )
+        return "\n\n".join(one for one in (self._headline(FROM_ZERO, rows), tables) if one)
+
+    def _headline(self, scenarios: Mapping[str, str], rows: Sequence[Row]) -> str:
         return _table(
-            ["", "paper", "goal", *map(self._scenario, SCENARIOS)],
+            ["", "paper", "goal", *map(self._scenario, scenarios)],
             [
-                [row.label, row.reports, row.goal, *(self._verdict(row, source) for source in SCENARIOS)]
-                for row in HEADLINE
+                [row.label, row.reports, row.goal, *(self._verdict(row, source) for source in scenarios)]
+                for row in rows
             ],
         )
 
     def traces(self) -> str:
         """Return one table for each measure, with a column for each scenario and a row for each mode."""
-        found = [source for source in SCENARIOS if source in self.sources]
+        return self._measures(tuple(SCENARIOS)) or f"{NOTHING}: `make paper PARTS=trace`."
+
+    def _measures(self, sources: Sequence[str]) -> str:
+        found = [source for source in sources if source in self.sources]
         full = [source for source in found if self.sources[source].earlier is None]
         tables = [self._measure(measure, full or found) for measure in MEASURES]
-        return "\n\n".join(one for one in tables if one) or f"{NOTHING}: `make paper PARTS=trace`."
+        return "\n\n".join(one for one in tables if one)
 
     def claims(self, claims: Sequence[Claim]) -> str:
         """Return a table of claims."""
@@ -144,7 +170,7 @@ class Page:
         """Return a scenario's heading, with a note on an earlier record that stands in for it."""
         found = self.sources.get(source)
         note = f" (earlier record: {found.earlier.note})" if found is not None and found.earlier else ""
-        return SCENARIOS[source] + note
+        return {**SCENARIOS, **FROM_ZERO, **ZERO_COPIES}[source] + note
 
     def _verdict(self, row: Row, source: str) -> str:
         """Return a row's figure of a source, and whether it reaches the goal."""
@@ -210,6 +236,7 @@ def page(results: Path, path: Path = PAGE) -> str:
         "names": made.names,
         "dates": made.dates,
         "headline": made.headline,
+        "from zero": made.from_zero,
         "traces": made.traces,
         "robust": made.robust,
         "pictures": made.pictures,

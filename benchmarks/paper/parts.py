@@ -18,6 +18,13 @@ MODES = (
 SOME = ("hypercast", "hypercast-pipeline", "serverlessllm", "faasnet", "ideal")
 REPEATS = 3
 SNIPPET = "--half second --start burst --minutes 5 --speedup 5 --slower 1"
+# Scaling to zero: the papers' 12 models, of which a host holds three, and instances that end half a second
+# after their last call. At twice its speed the trace leaves pauses between the calls of a function.
+FROM_ZERO = (
+    "--half second --start burst --minutes 5 --speedup 2 --slower 1 --functions 12 --min-instances 0 "
+    "--holders host --host-models 3 --keep-alive 0.5 --scale-down-delay 0.5 --tail 6"
+)
+FROM_ZERO_MODES = ("hypercast", "serverlessllm", "faasnet", "nccl", "ideal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +77,17 @@ def _traces() -> list[Part]:
         for trace, words in (("conv", "conversation"), ("code", "code"))
         for nodes in (8, 12)
     ]
+    scenarios += [
+        _trace(
+            f"trace-zero-{trace}-{nodes}-nodes",
+            f"--trace azure-{trace} {FROM_ZERO} --nodes {nodes}",
+            FROM_ZERO_MODES,
+            15,
+            f"12 functions that scale to zero and back, {words} trace, {nodes} nodes",
+        )
+        for trace, words in (("code", "code"), ("conv", "conversation"))
+        for nodes in (12, 8)
+    ]
     return [part for turn in zip(*map(_repeats, scenarios), strict=True) for part in turn]
 
 
@@ -95,11 +113,11 @@ def _more_traces() -> list[Part]:
             "the same on arrivals fitted to figures of BurstGPT",
         ),
         _trace(
-            "trace-12-functions",
-            f"--trace azure-conv {SNIPPET} --nodes 8 --functions 12",
-            ("hypercast", "serverlessllm", "serverlessllm-allcache", "faasnet"),
-            8,
-            "12 functions that share the nodes",
+            "trace-zero-copies",
+            f"--trace azure-code {FROM_ZERO} --nodes 12",
+            ("hypercast", "hypercast-pipeline", "serverlessllm-allcache", "faasnet-copies", "nccl-copies"),
+            15,
+            "12 functions from zero: casts of others from our host copies, all models on all hosts",
         ),
         _trace(
             "trace-7b",

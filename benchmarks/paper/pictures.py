@@ -82,7 +82,11 @@ PICTURES: Sequence[Picture] = (
             ("trace-code-8-nodes", "The code trace, 8 nodes"),
             ("trace-code-12-nodes", "The code trace, 12 nodes"),
             ("trace-burstgpt", "Arrivals fitted to BurstGPT, 8 nodes"),
-            ("trace-12-functions", "12 functions, 8 nodes"),
+            ("trace-zero-code-8-nodes", "12 functions from zero, the code trace, 8 nodes"),
+            ("trace-zero-code-12-nodes", "12 functions from zero, the code trace, 12 nodes"),
+            ("trace-zero-conv-8-nodes", "12 functions from zero, the conversation trace, 8 nodes"),
+            ("trace-zero-conv-12-nodes", "12 functions from zero, the conversation trace, 12 nodes"),
+            ("trace-zero-copies", "12 functions from zero, casts from host copies, the code trace, 12 nodes"),
         )
     ),
     Picture(

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.result_files import ResultFiles
 from benchmarks.paper.claims import Figure, read_claims
-from benchmarks.paper.headline import LABELS, ROBUST, SCENARIOS
+from benchmarks.paper.headline import FROM_ZERO, LABELS, ROBUST, SCENARIOS, ZERO_COPIES
 from benchmarks.paper.page import NOTHING, PAGE, page
 from benchmarks.paper.parts import MODES, PARTS
 from benchmarks.paper.pictures import PICTURES, draw, median_rows
@@ -190,7 +190,7 @@ def test_every_part_is_used() -> None:
     used = {figure.source for claim in read_claims() for figure in claim.ours}
     used |= (
         {claim.part for claim in read_claims()}
-        | {*SCENARIOS, *ROBUST}
+        | {*SCENARIOS, *FROM_ZERO, *ZERO_COPIES, *ROBUST}
         | {name for one in PICTURES for name in one.sources}
     )
     assert {part.source for part in PARTS.values()} <= used
