@@ -78,6 +78,8 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
     Raises DoesNotCount after that, PlatformError, CrewError, CliError, TestbedError, OSError, ValueError.
     """
     scenario, facts = scenario_of(args)
+    if excess := next(filter(None, (scenario.excess(MODES[name]) for name in args.modes)), ""):
+        raise PlatformError(f"{excess}: use more --nodes or fewer --functions")
     need = memory_need(scenario, [MODES[name] for name in args.modes])
     if shortfall := need.shortfall(args.emulated, "append /1000, or use fewer --nodes", *free_memory()):
         raise PlatformError(shortfall)
