@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,9 +46,9 @@ class StartNode(CrewMessage, frozen=True, kw_only=True):
 
     The node delays the first byte of a model by `wait_s`, like the set-up of a group of ranks in other
     systems, with `group_s` only where a cast brings it. Without `netns` it stays in this process's network
-    namespace. With `store` it neither gives nor takes images over the network: it reads them from this
-    folder, as if from its own disk at `disk_bytes_s`. `late_s` and `hop_late_s` are what an emulated device
-    forgives.
+    namespace. With `store` it reads images that are in no other node from this folder, as if from
+    its own disk at `disk_bytes_s`; without `takes_casts` all that are not in its memory. `late_s` and
+    `hop_late_s` are what an emulated device forgives.
     """
 
     argv: list[str]
@@ -57,6 +58,7 @@ class StartNode(CrewMessage, frozen=True, kw_only=True):
     group_s: float = 0.0
     store: str = ""
     disk_bytes_s: float = 0.0
+    takes_casts: bool = True
     late_s: float = STEP_LATE_S
     hop_late_s: float = HOP_LATE_S
 
@@ -108,10 +110,12 @@ def emulated_engines(device: str, order: StartNode) -> EngineFactory:
 
 
 def sources_of(order: StartNode, sources: LoadSources) -> LoadSources:
-    """Return the node's own disk as the only source, or casts with a group set-up, as ordered."""
-    if order.group_s:
-        return with_group_setup(sources, order.group_s)
-    return with_own_disk(sources, Path(order.store), order.disk_bytes_s) if order.store else sources
+    """Return the sources with the node's own disk, without casts or with a group set-up, as ordered."""
+    if order.store:
+        sources = with_own_disk(sources, Path(order.store), order.disk_bytes_s)
+    if not order.takes_casts:
+        sources = replace(sources, casts=None)
+    return with_group_setup(sources, order.group_s) if order.group_s else sources
 
 
 def fork_node(order: StartNode) -> int:

@@ -88,9 +88,9 @@ class EmulatedDiskReader(LocalReader):
 
 
 def with_own_disk(sources: LoadSources, folder: Path, bytes_per_s: float) -> LoadSources:
-    """Return sources without other nodes: the blobs of a folder, as if from the node's own disk."""
+    """Return sources of which the store is a folder's blobs, as if on the node's own disk."""
     reader = partial(EmulatedDiskReader, clock=DeviceClock(), bytes_per_s=bytes_per_s)
-    return replace(sources, store=StoreAccess(store=LocalStore(folder, reader), label="disk"), casts=None)
+    return replace(sources, store=StoreAccess(store=LocalStore(folder, reader), label="disk"))
 
 
 def with_group_setup(sources: LoadSources, group_s: float) -> LoadSources:

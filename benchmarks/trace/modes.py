@@ -11,9 +11,10 @@ class TraceMode:
     """One way to scale out.
 
     `planner` is that of all casts ("": the gateway chooses), before which nodes wait `setup_s`; `live` is the
-    function's policy of serving while loading. With `own_disk` nodes load from their own disks and host
-    memory only. `cached`: all hosts hold the model for the whole run. `share` is the share of nodes that
-    serve all the time, None where the policy decides.
+    function's policy of serving while loading. With `own_disk` nodes have all models on their own disks, and
+    without a planner load from there and from host memory only. `cached`: all hosts hold the model for the
+    whole run. Without `keeps_copies` a host has a model in memory only while an instance runs there. `share`
+    is the share of nodes that serve all the time, None where the policy decides.
     """
 
     name: str
@@ -24,6 +25,7 @@ class TraceMode:
     device: str = "h800"
     own_disk: bool = False
     cached: bool = False
+    keeps_copies: bool = True
     share: float | None = None
 
     def instances(self, nodes: int) -> int | None:
@@ -35,6 +37,8 @@ class TraceMode:
         """What ends the copies in host memory."""
         if self.cached:
             return "nothing: all copies stay"
+        if not self.keeps_copies:
+            return "the gateway drops copies when their instances end"
         return "the gateway drops idle copies, but of each model one stays in the cluster"
 
 
@@ -70,14 +74,30 @@ MODES = {
         ),
         TraceMode(
             name="faasnet",
-            description="like FaaSNet: binary tree from nodes with the model, serving ones too, over the "
-            "whole rate of links; nodes serve once they hold it whole",
+            description="like FaaSNet: binary tree from instances over the whole rate of links, from the "
+            "node's own SSD where there is no instance; nodes serve once they hold the model whole",
+            planner="tree",
+            own_disk=True,
+            keeps_copies=False,
+        ),
+        TraceMode(
+            name="faasnet-copies",
+            description="binary tree from instances and from our copies in host memory; nodes serve once "
+            "they hold the model whole",
             planner="tree",
         ),
         TraceMode(
             name="nccl",
-            description=f"like NCCL: group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from nodes with "
-            "the model, serving ones too; nodes serve once they hold it whole",
+            description=f"like NCCL: group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from instances, "
+            "from the node's own SSD where there is none; nodes serve once they hold the model whole",
+            planner="chain",
+            setup_s=GROUP_SETUP_S,
+            own_disk=True,
+            keeps_copies=False,
+        ),
+        TraceMode(
+            name="nccl-copies",
+            description="the same set-up and ring, from instances and from our copies in host memory",
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),
@@ -101,4 +121,5 @@ MODES = {
         ),
     )
 }
-COMPARED = tuple(name for name in MODES if name not in ("hypercast-pipeline", "stop-the-world"))  # by default
+_FURTHER = ("hypercast-pipeline", "stop-the-world", "faasnet-copies", "nccl-copies")
+COMPARED = tuple(name for name in MODES if name not in _FURTHER)  # by default

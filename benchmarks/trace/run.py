@@ -47,7 +47,8 @@ def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenari
         "hop_late_s": scenario.lateness.hop_s,
     }
     if mode.own_disk:
-        how |= {"store": str(platform.store), "disk_bytes_s": scenario.disk_bytes_s}
+        disk = {"store": str(platform.store), "disk_bytes_s": scenario.disk_bytes_s}
+        how |= {**disk, "takes_casts": bool(mode.planner)}
     options = ("--device", device, "--gpu-memory", f"{scenario.arena_bytes}B")
     platform.start_nodes(range(scenario.nodes), scenario.host_bytes(mode), *options, **how)
     platform.in_testbed(lambda client: _place(client, mode, scenario))
@@ -84,7 +85,7 @@ def _place(client: Client, mode: TraceMode, scenario: TraceScenario) -> None:
         send(client, bundle)
         body = registration(name, bundle, scenario.scaling(mode, place))
         client.json("POST", "/admin/functions", json=body)
-        copies = scenario.nodes if mode.cached else scenario.provisioning.copies(place)
+        copies = scenario.copies(mode, place)
         if copies:
             warm_nodes(client, name, min(copies, scenario.nodes))
     deadline_s = time.monotonic() + _PATIENCE_S

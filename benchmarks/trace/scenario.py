@@ -152,6 +152,12 @@ class TraceScenario:
             return ""
         return f"{mode.name} has {fixed} instances of {len(self.bundles)} functions, but nodes hold {room}"
 
+    def copies(self, mode: TraceMode, place: int) -> int:
+        """Return how many hosts have a function's model in memory when a run begins."""
+        if mode.cached:
+            return self.nodes
+        return self.provisioning.copies(place) if mode.keeps_copies else 0
+
     def at_first(self, mode: TraceMode, place: int) -> int:
         """Return how many instances of a function a run begins with."""
         return self.fixed(mode, place) or self.provisioning.least(place)
@@ -163,7 +169,8 @@ class TraceScenario:
             "min_instances": fixed or self.provisioning.least(place),
             "max_instances": fixed or self.nodes,
             "keep_alive_s": self.keep_alive_s * slower,
-            "host_keep_alive_s": _FOREVER_S if mode.cached else self.host_ttl_s * slower,
+            "host_keep_alive_s": self._host_ttl_s(mode) * slower,
+            "host_copies": int(mode.keeps_copies),
             "live": mode.live,
             "ttft_target_s": self.slo.ttft_s * slower,
         }
@@ -175,6 +182,11 @@ class TraceScenario:
             "tbt_target_s": self.slo.tbt_s * slower,
             "scale_down_delay_s": self.scale_down_s * slower,
         }
+
+    def _host_ttl_s(self, mode: TraceMode) -> float:
+        if mode.cached:
+            return _FOREVER_S
+        return self.host_ttl_s if mode.keeps_copies else 0.0
 
 
 def scenario_of(args: argparse.Namespace) -> tuple[TraceScenario, dict[str, Any]]:

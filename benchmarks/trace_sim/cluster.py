@@ -3,7 +3,8 @@
 A node runs one instance. The choice follows `gateway.planning.placement.choose_starts` for equal nodes: the
 nearest tier, then the lowest number. A started image leaves the accelerator with its instance (with
 `keeps_gpu` when another one takes its place), and in host memory until `host_ttl_s` have passed
-since its last use or more recent images need the room. Each image has a copy that is kept.
+since its last use or more recent images need the room. Each image has a copy that is kept, unless
+`keeps_copies` is false: then it leaves the host with its instance too.
 """
 
 from collections.abc import Iterable
@@ -31,9 +32,17 @@ class SimulatedCluster:
     """The nodes of a simulation; `copy_s` counts the seconds of all host copies until `until_s`."""
 
     def __init__(
-        self, nodes: int, functions: int, *, host_images: int, host_ttl_s: float, keeps_gpu: bool = False
+        self,
+        nodes: int,
+        functions: int,
+        *,
+        host_images: int,
+        host_ttl_s: float,
+        keeps_gpu: bool = False,
+        keeps_copies: bool = True,
     ) -> None:
         self.nodes = nodes
+        self._keeps_copies = keeps_copies
         self.copy_s = 0.0
         self.until_s = inf
         self._ttl_s, self._host_images, self._keeps_gpu = host_ttl_s, host_images, keeps_gpu
@@ -46,7 +55,7 @@ class SimulatedCluster:
         self._hot: list[set[int]] = [set() for _ in range(functions)]
         self._warm: list[set[int]] = [set() for _ in range(functions)]
         self._expiries: list[tuple[float, int, int]] = []  # when a copy of a function on a node may expire
-        for function in range(functions):
+        for function in range(functions if keeps_copies else 0):
             node = self.keeper(function)
             self._hosts_of[function][node] = _HostCopy(0.0, 0.0)
             self._images[node].add(function)
@@ -112,7 +121,9 @@ class SimulatedCluster:
         if not stays:
             self._on_gpu[node] = None
             self._gpus_of[function].discard(node)
-        if loaded:
+        if not self._keeps_copies:
+            self._drop(function, node, now_s)
+        elif loaded:
             heappush(self._expiries, (now_s + self._ttl_s, function, node))
         elif node != self.keeper(function):
             self._drop(function, node, now_s)

@@ -11,7 +11,9 @@ Modes, all with the same policy and targets:
 hypercast               casts by the planner that the platform chooses
 serverlessllm           each node from its own disk, or host memory while it keeps a copy
 serverlessllm-allcache  every host has the model in memory
-faasnet, nccl           casts by a binary tree; by a ring after a group set-up
+faasnet, nccl           casts by a binary tree, by a ring after a group set-up, from running instances only;
+                        without one, from the node's own disk
+faasnet-copies, nccl-copies  the same casts, from copies in host memory too
 blitzscale              casts by a chain, without ZigZag
 fixed-full, fixed-half  instances on every node, on every second one; no scaling
 ideal                   loading takes no time

@@ -20,7 +20,8 @@ class SimulatedMode:
     """One way to provide instances.
 
     `planner` plans casts ("": the platform's choice by link rates), after `setup_s`. With `share` there is no
-    scaling: that share of the nodes always runs instances.
+    scaling: that share of the nodes always runs instances. Without `keeps_copies` host memory has an image
+    only while an instance runs there; where none runs, a node reads its own disk.
     """
 
     name: str
@@ -29,6 +30,7 @@ class SimulatedMode:
     planner: str = ""
     setup_s: float = 0.0
     share: float = 0.0
+    keeps_copies: bool = True
 
 
 MODES = {
@@ -45,10 +47,28 @@ MODES = {
             description="every host has the model in memory",
             source=ImageSource.HOST,
         ),
-        SimulatedMode(name="faasnet", description="casts by a binary tree", planner="tree"),
+        SimulatedMode(
+            name="faasnet",
+            description="casts by a binary tree from running instances; without one, from the node's disk",
+            planner="tree",
+            keeps_copies=False,
+        ),
+        SimulatedMode(
+            name="faasnet-copies",
+            description="casts by a binary tree, from host memory too",
+            planner="tree",
+        ),
         SimulatedMode(
             name="nccl",
-            description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring",
+            description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from running instances; "
+            "without one, from the node's disk",
+            planner="chain",
+            setup_s=GROUP_SETUP_S,
+            keeps_copies=False,
+        ),
+        SimulatedMode(
+            name="nccl-copies",
+            description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring, from host memory too",
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),

@@ -66,6 +66,7 @@ def simulate(
         host_images=settings.host_images,
         host_ttl_s=settings.host_ttl_s,
         keeps_gpu=settings.keeps_gpu,
+        keeps_copies=settings.mode.keeps_copies,
     )
     each = settings.kv_tokens or min(kv_tokens(profile), MIN_SEQUENCES * TYPICAL_TOKENS)
     figures = RunFigures(scaling=scaling, call_s=settings.overheads.call_s)

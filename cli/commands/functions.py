@@ -215,7 +215,8 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         + scaled_by(scaling),
         "Decision": decided(function.get("decision")),
         "Keep-alive": f"stops after {duration(scaling['keep_alive_s'])} without requests; "
-        f"stays in host memory for {duration(scaling['host_keep_alive_s'])}",
+        f"stays in host memory for {duration(scaling['host_keep_alive_s'])}"
+        + ("" if scaling.get("host_copies", 1) else ", and no copy is kept"),
         "Live loading": f"{scaling['live']} (serve requests while loading; "
         f"target time to first token {duration(scaling['ttft_target_s'])})",
         "Last start": live.get("reason", ""),

@@ -184,6 +184,13 @@ def current_versions(state_cache: ClusterStateCache) -> dict[str, FunctionVersio
     return {version.image: version for version in versions if version is not None and version.image}
 
 
+def kept_images(state_cache: ClusterStateCache) -> set[str]:
+    """Return the images of current versions of which a host copy is kept."""
+    kept = (name for name, head in state_cache.functions.items() if head.scaling.host_copies)
+    versions = (state_cache.current(name) for name in kept)
+    return {version.image for version in versions if version is not None and version.image}
+
+
 def is_outdated(state_cache: ClusterStateCache, image: str) -> bool:
     """Return whether all versions with this image are older than the current one of their function."""
     numbers = [

@@ -1,11 +1,11 @@
 """Host copies of deployed images: which to make, pin, unpin and drop, as a pure step of the control loop.
 
-Every image of a current version has one pinned copy in the cluster's host memory, which its host evicts after
-all others; `image_owners` chooses the host. Starts that would evict pinned copies wait until other hosts own
-these.
+Every image of a current version has one pinned copy in the cluster's host memory, unless all its functions
+have `host_copies: 0`. The host evicts it after all others; `image_owners` chooses the host. Starts that would
+evict pinned copies wait until other hosts own these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gateway.cluster.backoff import BackoffTable
@@ -21,6 +21,7 @@ from gateway.planning.image_owners import (
     current_versions,
     host_copies,
     is_outdated,
+    kept_images,
     nodes_by_host,
     score,
 )
@@ -41,6 +42,7 @@ _RELIEF_S = 10.0  # how long starts on a host wait for new owners of its pinned 
 class _CopyStep:
     """The inputs of one step, and its plan; `on_gpus` are images that an accelerator holds.
 
+    Of the images of `current` versions, `kept` ones are those of which a pinned copy is kept.
     `now` is monotonic, `wall` Unix time.
     """
 
@@ -52,6 +54,7 @@ class _CopyStep:
     copies: HostCopies
     on_gpus: frozenset[str]
     current: Mapping[str, FunctionVersion]
+    kept: Set[str]
 
 
 class Replicator:
@@ -80,13 +83,14 @@ class Replicator:
             copies=host_copies(nodes),
             on_gpus=frozenset(h.image for node in nodes for h in node.holdings if Tier.GPU in h.tiers),
             current=current_versions(state_cache),
+            kept=kept_images(state_cache),
         )
         self._backoff.expire(now)
         owners = self._assign_owners(step)
-        for image in step.current:
+        for image in step.kept:
             if image in owners:
                 self._keep(image, owners[image], step)
-        self._unpin_undeployed(step)
+        self._unpin_others(step)
         self._drop_surplus(step)
 
     def failed(self, image: str, node: str, now: float) -> None:
@@ -97,7 +101,11 @@ class Replicator:
 
     def _assign_owners(self, step: _CopyStep) -> dict[str, str]:
         """Return the owner of each image; postpone starts on hosts that must give up pinned copies first."""
-        images = [self._owned_image(image, version, step) for image, version in step.current.items()]
+        images = [
+            self._owned_image(image, version, step)
+            for image, version in step.current.items()
+            if image in step.kept
+        ]
         limits = self._relief_limits(step)
         while True:
             owners = assign_owners(
@@ -167,7 +175,7 @@ class Replicator:
         return sum(
             step.current[image].image_bytes
             for image, copies in step.copies.items()
-            if image in step.current and host in copies and copies[host].pinned
+            if image in step.kept and host in copies and copies[host].pinned
             if owners is None or owners.get(image) == host
         )
 
@@ -245,11 +253,12 @@ class Replicator:
             self._backoff.failed(subject, copy.node, step.now)
             step.plan.actions.append(UnpinAction(image=copy.image, node=copy.node))
 
-    def _unpin_undeployed(self, step: _CopyStep) -> None:
+    def _unpin_others(self, step: _CopyStep) -> None:
+        """Unpin the copies of images which are not kept, after a while where a deploy may be in progress."""
         for image, copies in step.copies.items():
-            if image in step.current:
+            if image in step.kept:
                 continue
-            outdated = is_outdated(step.cache, image)
+            outdated = image in step.current or is_outdated(step.cache, image)
             for copy in copies.values():
                 due = copy.last_used_at + _DEPLOYING_S
                 if copy.pinned and (outdated or due <= step.wall):
@@ -273,13 +282,13 @@ class Replicator:
     # --- surplus
 
     def _drop_surplus(self, step: _CopyStep) -> None:
-        """Drop host copies that are idle, not pinned, and not the last one of a deployed image."""
+        """Drop host copies that are idle, not pinned, and not the last one of an image that is kept."""
         keep_s, used = self._uses(step)
         for image, hosts in step.copies.items():
             left = len(hosts)
             for copy in sorted(hosts.values(), key=lambda copy: (copy.last_used_at, copy.node)):
                 due = copy.last_used_at + keep_s.get(image, _UNKNOWN_IDLE_S)
-                if (image, copy.host) in used or (image in step.current and (left <= 1 or copy.pinned)):
+                if (image, copy.host) in used or (image in step.kept and (left <= 1 or copy.pinned)):
                     continue
                 if not self._may_try(image, copy.node, step):
                     continue

@@ -43,6 +43,7 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     target_concurrency: Annotated[int, Meta(ge=1, le=4096)] | msgspec.UnsetType = msgspec.UNSET
     keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     host_keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
+    host_copies: Annotated[int, Meta(ge=0, le=1)] | msgspec.UnsetType = msgspec.UNSET
     live: LiveMode | msgspec.UnsetType = msgspec.UNSET
     ttft_target_s: Annotated[float, Meta(ge=0, le=86400)] | msgspec.UnsetType = msgspec.UNSET
     policy: ScalingMode | msgspec.UnsetType = msgspec.UNSET

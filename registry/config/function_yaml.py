@@ -11,7 +11,7 @@ secrets: [API_TOKEN]          # names; the values are set with `hypercast secret
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4,
          tasks: 512}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
-          live: auto, policy: load, scale_down_delay: 2s, ttft_target: 1s, tbt_target: 200ms}
+          host_copies: 1, live: auto, policy: load, scale_down_delay: 2s, ttft_target: 1s, tbt_target: 200ms}
 """
 
 import re

@@ -56,6 +56,7 @@ class Scaling:
     policy: ScalingMode = ScalingMode.CONCURRENCY
     scale_down_delay_s: float = 2.0
     tbt_target_s: float = 0.2
+    host_copies: int = 1  # kept in the cluster's host memory: 1, or 0
 
     def __post_init__(self) -> None:
         if self.min_instances < 0:
@@ -70,6 +71,8 @@ class Scaling:
             raise InvalidRecord(f"keep_alive must be 0 s to 30 days, not {self.keep_alive_s} s")
         if self.host_keep_alive_s < 0:
             raise InvalidRecord(f"host_keep_alive must be 0 s or more, not {self.host_keep_alive_s} s")
+        if self.host_copies not in (0, 1):
+            raise InvalidRecord(f"host_copies must be 0 or 1, not {self.host_copies}")
         if not 0 <= self.ttft_target_s <= 86400:
             raise InvalidRecord(f"ttft_target must be 0 s to 1 day, not {self.ttft_target_s} s")
         if not MIN_SCALE_DOWN_DELAY_S <= self.scale_down_delay_s <= 86400:

@@ -48,8 +48,6 @@ WAIT_MS = 1000
 # Pauses before the retries of an exchange that lost its connection. The first retry is immediate: most often
 # the connection was an idle one that a restart of Redis had closed.
 RETRY_PAUSES_S = (0.0, 0.05, 0.3)
-# An idle connection is checked after this time (a cut cable sends nothing).
-HEALTH_CHECK_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +286,6 @@ def _connection_factory(
             "driver_info": None,
             "socket_timeout": None,  # each exchange has its own deadline instead
             "socket_connect_timeout": timeout_s,
-            "health_check_interval": HEALTH_CHECK_S,
         }
         if refused := [option for option in options if option.startswith("ssl_")]:
             raise ValueError(f"not {', '.join(refused)} but --redis-ca, --redis-cert and --redis-key")

@@ -389,3 +389,26 @@ def test_an_ended_instance_leaves_no_image_on_the_accelerator_by_default() -> No
     cluster.occupy(0, 0, 0.0)
     cluster.release(0, 0, 1.0, loaded=True)
     assert cluster.choose(0, 1, 2.0) == [(0, StartTier.WARM)]
+
+
+def test_without_copies_an_image_leaves_its_host_with_the_instance() -> None:
+    cluster = SimulatedCluster(2, 1, host_images=1, host_ttl_s=50.0, keeps_copies=False)
+    assert cluster.sources(0, 0.0) == 0
+    cluster.occupy(0, 1, 0.0)
+    assert cluster.sources(0, 1.0) == 1 and cluster.choose(0, 1, 1.0) == [(0, StartTier.COLD)]
+    cluster.release(0, 1, 2.0, loaded=True)
+    cluster.check_integrity([])
+    assert cluster.sources(0, 2.0) == 0 and cluster.choose(0, 1, 2.0) == [(0, StartTier.COLD)]
+    assert cluster.copy_s == 2.0
+
+
+def test_from_zero_only_what_is_in_memory_starts_quickly() -> None:
+    apart = [TraceRequest(60.0 * number, 100, 10) for number in range(5)]
+    loading_s = {
+        mode: simulate(
+            settings_for(mode, min_instances=0, keep_alive_s=1.0), [iter(apart)], 300.0
+        ).figures.loading_s
+        for mode in ("hypercast", "faasnet", "faasnet-copies")
+    }
+    assert loading_s["faasnet"] > 5 * PROFILE.image_bytes / PROFILE.links.disk
+    assert loading_s["hypercast"] == loading_s["faasnet-copies"] < loading_s["faasnet"] / 5

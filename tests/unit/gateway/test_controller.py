@@ -81,18 +81,45 @@ async def test_every_deployed_image_gets_a_host_copy_and_gets_it_again_when_the_
         await cluster.until(lambda: {n.id for n in holders()} - {dead} != set())
 
 
+async def let_copies_idle(cluster: FakeCluster) -> None:
+    """Let the copies of all nodes be used last long ago."""
+    for node in cluster.nodes.values():
+        holdings = tuple(replace(h, last_used_at=1.0) for h in node.record.holdings)
+        node._record = replace(node.record, holdings=holdings)
+        await node.beat()
+
+
 async def test_surplus_host_copies_go_when_idle_but_never_the_last() -> None:
     async with open_cluster(2) as cluster:
         version = await cluster.deploy(Scaling(host_keep_alive_s=0.0))
         assert version.image is not None
         async for _ in cluster.control.cluster.warm("f", 2, ()):
             pass
-        for node in cluster.nodes.values():  # used a moment ago, which is idle enough
-            holdings = tuple(replace(h, last_used_at=1.0) for h in node.record.holdings)
-            node._record = replace(node.record, holdings=holdings)
-            await node.beat()
+        await let_copies_idle(cluster)
         await cluster.until(lambda: len(cluster.control.state_cache.holders(version.image, Tier.HOST)) == 1)
         assert cluster.counts("drops") == 1
+
+
+async def test_no_host_copy_is_kept_of_a_function_that_asks_for_none() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy(Scaling(host_keep_alive_s=0.0, host_copies=0, keep_alive_s=0.0))
+        assert version.image is not None
+        await ask(cluster.control, make_call(version))
+        assert cluster.counts("warms") == 0
+        await cluster.until_gone()
+        await let_copies_idle(cluster)
+        await cluster.until(lambda: not cluster.control.state_cache.holders(version.image, Tier.HOST))
+
+
+async def test_a_pinned_copy_is_dropped_once_its_function_asks_for_none() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy(Scaling(host_keep_alive_s=0.0))
+        assert version.image is not None
+        await first_holder(cluster, version)
+        head = await cluster.state.function("f")
+        await cluster.state.set_scaling("f", replace(head.scaling, host_copies=0))
+        await let_copies_idle(cluster)
+        await cluster.until(lambda: not cluster.control.state_cache.holders(version.image, Tier.HOST))
 
 
 async def test_a_dead_nodes_calls_go_to_a_new_instance() -> None:
