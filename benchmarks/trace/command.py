@@ -18,8 +18,9 @@ bytes) and of the gateway's link (prompts, tokens, commands), and the share of e
 `decisions` are those of the scaling policy, `decision_ms` how old the newest request that one counted was
 when it added instances, in time of the machine.
 A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
-less than 70 % busy until the last request, where time stolen by other guests is busy (`counts`, `runs`); if
-one does not, the exit status is 1 after the records are written.
+less than 70 % busy until the last request, where time stolen by other guests is busy, and if no node read a
+model from the store's folder at this machine's speed, which only modes with disks of their own shape
+(`counts`, `runs`, `start_sources`); if one does not, the exit status is 1 after the records are written.
 
 modes (`hypercast-pipeline` and `stop-the-world` not by default):
 """
@@ -78,6 +79,8 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
     Raises DoesNotCount after that, PlatformError, CrewError, CliError, TestbedError, OSError, ValueError.
     """
     scenario, facts = scenario_of(args)
+    if excess := next(filter(None, (scenario.excess(MODES[name]) for name in args.modes)), ""):
+        raise PlatformError(f"{excess}: use more --nodes or fewer --functions")
     need = memory_need(scenario, [MODES[name] for name in args.modes])
     if shortfall := need.shortfall(args.emulated, "append /1000, or use fewer --nodes", *free_memory()):
         raise PlatformError(shortfall)

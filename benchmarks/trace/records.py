@@ -50,6 +50,7 @@ class TraceRun:
     ledger_ok: bool
     network: dict[str, Any]
     decisions: dict[str, Any]
+    free_reads: int
     plans: dict[str, Any]
 
     @property
@@ -68,6 +69,8 @@ class TraceRun:
             found.append(f"the client was {self.late_s * 1e3:.0f} ms late")
         if self.processor_share >= BUSY_LIMIT:
             found.append(f"processors were {self.processor_share:.0%} busy")
+        if self.free_reads:
+            found.append(f"{self.free_reads} starts read the store at this machine's speed")
         return found
 
     def summary(self, slo: Slo) -> dict[str, Any]:
@@ -122,6 +125,7 @@ def run_of(result: TraceResult, how: ModelScale) -> TraceRun:
         ledger_ok=sent.ledger_ok,
         network=network_use(result.links, sent.started_s, sent.ended_s, how),
         decisions=decision_figures(result.decisions, sent, slower),
+        free_reads=0 if result.own_disk else list(result.plans.sources.values()).count("disk"),
         plans=result.plans.record(),
     )
 

@@ -22,13 +22,17 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceResult:
-    """What the client and the monitors saw of one run, in time of the machine."""
+    """What the client and the monitors saw of one run, in time of the machine.
+
+    With `own_disk` what nodes read from the store's folder took as long as from a disk.
+    """
 
     sent: TraceSent
     samples: Sequence[UsageSample]
     plans: SeenPlans
     links: Sequence[LinkBytes] = ()
     decisions: Sequence[SeenDecision] = ()
+    own_disk: bool = False
 
 
 def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenario) -> TraceResult:
@@ -71,6 +75,7 @@ def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenari
         plans=monitor.plans,
         links=meter.samples,
         decisions=deciding.seen,
+        own_disk=mode.own_disk,
     )
 
 

@@ -118,6 +118,14 @@ class TraceScenario:
         usable = 0.9 * self.profile.gpus * self.profile.gpu.memory_bytes / self.device.scale
         return int(self.image_bytes + 2 * (usable - self.image_bytes))
 
+    @property
+    def slots(self) -> int:
+        """How many instances fit on an accelerator: each leaves half of what its model leaves free."""
+        count, free = 0, float(self.arena_bytes)
+        while free >= self.image_bytes:
+            count, free = count + 1, (free - self.image_bytes) / 2
+        return count
+
     def host_bytes(self, mode: TraceMode) -> int:
         """Return a node's host memory; where all models are cached it has room for all."""
         models, spare = _ROOM_MODELS, _ROOM_BYTES
@@ -135,6 +143,14 @@ class TraceScenario:
         """Return a function's fixed instances by its share of requests, None where the policy decides."""
         instances = mode.instances(self.nodes)
         return None if instances is None else max(1, round(instances * shares(len(self.bundles))[place]))
+
+    def excess(self, mode: TraceMode) -> str:
+        """Return why the mode's fixed instances do not fit on the nodes, or ""."""
+        fixed = sum(self.fixed(mode, place) or 0 for place in range(len(self.bundles)))
+        room = self.nodes * self.slots
+        if fixed <= room:
+            return ""
+        return f"{mode.name} has {fixed} instances of {len(self.bundles)} functions, but nodes hold {room}"
 
     def copies(self, mode: TraceMode, place: int) -> int:
         """Return how many hosts have a function's model in memory when a run begins."""

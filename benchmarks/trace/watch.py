@@ -30,12 +30,14 @@ class UsageSample:
 class SeenPlans:
     """The planner of each cast and the live mode at each change, with reasons; how instances started.
 
+    `sources` are where the models of these came from: host, node, disk (the store's folder), arena.
     `instances_per_node` is the most that one node had at once.
     """
 
     casts: dict[str, tuple[str, str]] = field(default_factory=dict)
     live: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     instances_per_node: int = 0
 
     def record(self) -> dict[str, Any]:
@@ -46,6 +48,7 @@ class SeenPlans:
             "live_modes": dict(Counter(name for name, _ in self.live.values())),
             "live_reasons": _some(reason for _, reason in self.live.values()),
             "starts": dict(Counter(self.starts.values())),
+            "start_sources": dict(Counter(self.sources.values())),
             "instances_per_node": self.instances_per_node,
         }
 
@@ -63,6 +66,7 @@ class UsageMonitor(FeedMonitor):
         self.plans = SeenPlans()
         self._instances: dict[str, InstanceRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
+        self._earlier: frozenset[str] = frozenset()
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Take nodes and instances."""
@@ -70,6 +74,7 @@ class UsageMonitor(FeedMonitor):
             self._nodes[up.record.id] = up.record
         for instance in snapshot.instances:
             self._instance(instance)
+        self._earlier = frozenset(self._instances)
         self.plans = SeenPlans()  # of what happens from now on
         self._note()
 
@@ -91,7 +96,10 @@ class UsageMonitor(FeedMonitor):
             self._instances.pop(record.instance_id, None)
         else:
             self._instances[record.instance_id] = record
-            self.plans.starts[record.instance_id] = record.start_kind.value
+            if record.instance_id not in self._earlier:
+                self.plans.starts[record.instance_id] = record.start_kind.value
+                if record.source:
+                    self.plans.sources[record.instance_id] = record.source.partition(":")[0]
 
     def _note(self) -> None:
         nodes, states = self._nodes.values(), [one.state for one in self._instances.values()]

@@ -53,6 +53,8 @@ def measured(path: Path, *, anyway: bool = False) -> list[MeasuredRun]:
             faults = _faults(record)
             if faults and not anyway:
                 raise ValueError(f"{path}: {name} does not count: {', '.join(faults)} (--anyway uses it)")
+            if params.get("holders", "gpu") != "gpu":
+                raise ValueError(f"{path}: {name} began with copies in host memory, which is not simulated")
             options = [(f"--{key.replace('_', '-')}", str(params[key])) for key in _SAME]
             options += [("--ttft-target", str(params["slo"]["ttft_s"]))]
             options += [("--tbt-target", str(params["slo"]["tbt_s"]))]
@@ -97,6 +99,7 @@ def _faults(record: Record) -> list[str]:
     late_s, busy = record.get("client_late_p99_s", inf), record.get("processor_share", inf)
     found = [f"the client was {late_s * 1e3:.0f} ms late"] if late_s >= LATE_LIMIT_S else []
     found += [f"processors were {busy:.0%} busy"] if busy >= BUSY_LIMIT else []
+    found += [] if record.get("ledger_ok", True) else ["the ledger is not exact"]
     return found + ([f"{record['failed']} requests failed"] if record.get("failed") else [])
 
 

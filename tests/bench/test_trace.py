@@ -51,14 +51,16 @@ from benchmarks.trace.synthetic import (
     SYNTHETIC,
     synthetic_trace,
 )
-from benchmarks.trace.watch import SeenPlans, UsageSample
+from benchmarks.trace.watch import SeenPlans, UsageMonitor, UsageSample
 from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
 from registry.records.function import Scaling, ScalingMode
+from registry.records.instance import InstanceState, StartKind
 from registry.records.live import LiveMode
 from registry.records.scaling import ScalingInputs, ScalingRecord
 from registry.redis.state import RedisState
 from tests.fixtures.patience import PATIENCE_S, until
+from tests.fixtures.registry_records import instance, node
 
 TRACE = [TraceRequest(float(second), 100 + second, 10) for second in range(0, 601, 2)]
 SCALE = ModelScale(slower=2, scale=1000, link_bytes_s=1e6)
@@ -234,6 +236,10 @@ def test_a_run_says_why_it_does_not_count() -> None:
         "the client was 12 ms late",
         "processors were 90% busy",
     ]
+    plans = SeenPlans(sources={"a": "disk", "b": "node", "c": "disk"})
+    unshaped = TraceResult(sent=sent, samples=[usage(90.0, 1)], plans=plans)
+    assert run_of(unshaped, SCALE).faults == ["2 starts read the store at this machine's speed"]
+    assert run_of(replace_answer(unshaped, own_disk=True), SCALE).faults == []
     row = record_of("hypercast", [run_at(), run], SLO, {})
     assert not row["counts"] and "DOES NOT COUNT" in show(row)
 
@@ -417,6 +423,10 @@ def test_fixed_instances_are_shared_by_the_functions_requests() -> None:
     assert [scenario.fixed(MODES["fixed-full"], place) for place in range(3)] == [4, 2, 1]
     assert [scenario.fixed(MODES["fixed-half"], place) for place in range(3)] == [2, 1, 1]
     assert scenario.fixed(MODES["hypercast"], 0) is None
+    assert scenario.slots == 3 and not scenario.excess(MODES["fixed-full"])
+    small = small_scenario("--functions", "4", "--nodes", "1")
+    assert "fixed-half has 4 instances of 4 functions, but nodes hold 3" in small.excess(MODES["fixed-half"])
+    assert not small.excess(MODES["hypercast"])
 
 
 @pytest.mark.parametrize(
@@ -456,6 +466,25 @@ def test_the_synthetic_trace_is_labelled() -> None:
     args = command.parse(["--trace", SYNTHETIC, "--minutes", "1"])
     scenario, _ = scenario_of(args)
     assert params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
+
+
+async def test_what_begins_in_the_window_is_seen_with_its_source(redis_url: str) -> None:
+    async with asyncio.timeout(PATIENCE_S), RedisState.connect(redis_url) as state:
+        epoch = await state.next_node_epoch("n0")
+        await state.put_node(node("n0", epoch), 60.0)
+        await state.put_instance(instance("before", state=InstanceState.READY), epoch)
+        with UsageMonitor(redis_url) as monitor:
+            await state.put_instance(instance("before", state=InstanceState.DRAINING), epoch)
+            started = instance("i1", source="node:n7", start_kind=StartKind.COLD)
+            await state.put_instance(started, epoch)
+            await until(lambda: len(monitor.samples) == 3)
+            await state.put_instance(replace_answer(started, state=InstanceState.STOPPED), epoch)
+            await until(lambda: len(monitor.samples) == 4)
+    seen = monitor.plans.record()
+    assert (seen["starts"], seen["start_sources"]) == ({"cold": 1}, {"node": 1})
+    assert seen["instances_per_node"] == 2
+    assert [one.allocated for one in monitor.samples] == [1, 1, 2, 1]
+    assert [one.ready for one in monitor.samples] == [1, 0, 0, 0]
 
 
 # --- the whole

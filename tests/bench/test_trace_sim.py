@@ -16,6 +16,7 @@ from benchmarks.scaleout.profiles import PROFILES, find_profile
 from benchmarks.trace.command import parse
 from benchmarks.trace.modes import MODES as TRACE_MODES
 from benchmarks.trace.scenario import params_of, scenario_of
+from benchmarks.trace_sim.against import measured
 from benchmarks.trace_sim.arrivals import DayTrace, daily_factor, zipf_weights
 from benchmarks.trace_sim.cluster import SimulatedCluster, StartTier
 from benchmarks.trace_sim.command import main
@@ -335,6 +336,7 @@ def test_measured_settings_are_simulated(tmp_path: Path) -> None:
         ({"client_late_p99_s": 0.010}, "the client was 10 ms late"),
         ({"processor_share": 0.7}, "processors were 70% busy"),
         ({"failed": 2}, "2 requests failed"),
+        ({"ledger_ok": False}, "the ledger is not exact"),
     ],
 )
 def test_a_measured_run_that_does_not_count_is_refused(
@@ -348,6 +350,29 @@ def test_a_measured_run_that_does_not_count_is_refused(
         main(["--against", str(path)])
     assert words in capsys.readouterr().err
     main(["--against", str(path), "--anyway"])
+
+
+def test_copies_in_host_memory_at_first_are_not_simulated(tmp_path: Path) -> None:
+    args = parse(["--half", "first", "--minutes", "0.1", "--nodes", "2", "--holders", "mixed"])
+    params = params_of(args, scenario_of(args)[0], TRACE_MODES["ideal"])
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps([measured_record(params)]))
+    with pytest.raises(ValueError, match="copies in host memory"):
+        measured(path)
+
+
+def test_settings_that_earlier_records_lack_are_simulated_by_default(tmp_path: Path) -> None:
+    args = parse(["--half", "first", "--minutes", "0.1", "--host-models", "2", "--min-instances", "0"])
+    params = params_of(args, scenario_of(args)[0], TRACE_MODES["hypercast"])
+    path = tmp_path / "measured.json"
+    new = {"min_instances", "host_models", "holders", "keep_alive"}
+    earlier = {key: value for key, value in params.items() if key not in new}
+    rows = [measured_record(params), measured_record(earlier)]
+    path.write_text(json.dumps([{**row, "name": "hypercast"} for row in rows]))
+    now, before = (dict(run.options) for run in measured(path))
+    assert (now["--min-instances"], now["--host-images"]) == ("0", "2")
+    assert before.keys() == now.keys() - {"--min-instances", "--host-images"}
+    assert before["--keep-alive"] == now["--keep-alive"] == "2.0"
 
 
 def test_gpu_time_ends_with_the_window_though_calls_go_on() -> None:
