@@ -74,8 +74,9 @@ class FunctionCalls:
 def decision_figures(seen: Sequence[SeenDecision], sent: TraceSent, slower: int) -> dict[str, Any]:
     """Return the window's decisions in model time, with latencies in the machine's, as the platform's are.
 
-    `decision_ms` is how old the newest counted request was when more instances were decided on, and
-    `lowered_after_s` how long after the function's previous decision fewer were.
+    `decision_ms` is how old the newest counted request was when more instances were decided on, also where
+    no request caused the decision but the growth of sequences, slow starts or a trend. `lowered_after_s` is
+    how long after the function's previous decision fewer were.
     """
     places = {one.place for one in seen}
     calls = {place: FunctionCalls.of(sent.answers, place) for place in places}
