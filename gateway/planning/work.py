@@ -223,6 +223,29 @@ def finish_s(tokens: float, rate: float, ready_s: Iterable[float]) -> float:
     return end_s
 
 
+def queue_wait_s(
+    tokens: TokenLoad, capacity: InstanceCapacity, *, queued: int, running: int, ready: int
+) -> float:
+    """Return how long the last of the queued calls waits for ready instances, infinite if that is unknown.
+
+    The prompts before it are run, and calls beyond the slots and the KV cache wait until others end. Where no
+    prompts were seen, all calls count for their usual time.
+    """
+    if not (queued and ready):
+        return 0.0 if ready else math.inf
+    calls, service_s = queued + running, tokens.service_s
+    shares = [calls / (max(1, capacity.slots) * ready)]
+    if not capacity.prefill_tokens_s:
+        return math.inf if service_s is None else shares[0] * service_s
+    if capacity.kv_tokens:
+        shares.append(tokens.kv_tokens / (capacity.kv_tokens * ready))
+    prompts_s = finish_s(tokens.waiting, capacity.prefill_tokens_s, [0.0] * ready)
+    beyond = max(shares) - 1
+    if beyond <= 0:
+        return prompts_s
+    return math.inf if service_s is None else max(prompts_s, beyond * service_s)
+
+
 def instances_for(tokens: float, rate: float, ready_s: Iterable[float], goal_s: float, most: int) -> int:
     """Return how many of the instances are needed to run the tokens by `goal_s`.
 
