@@ -51,7 +51,7 @@ def scaling_options(command: F) -> F:
             "policy",
             type=click.Choice([mode.value for mode in ScalingMode]),
             help="Scale by concurrent requests, or by the load: prompts that wait, step times, KV cache.  "
-            "(under test)  [default: concurrency]",
+            "[default: load for models that generate, unless --target-concurrency is given]",
         ),
         click.option(
             "--scale-down-delay",

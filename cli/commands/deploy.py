@@ -1,8 +1,7 @@
 """`deploy`: register a model or a handler as a function."""
 
 import re
-from collections.abc import Collection
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,19 @@ from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
 from registry.images.source import at_revision, local_folder
-from registry.records.function import FunctionTask, Scaling, check_name
+from registry.records.function import (
+    FunctionTask,
+    Scaling,
+    ScalingMode,
+    check_applies,
+    check_name,
+    check_policy,
+    policy_of,
+)
 
 _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
 )
-_OF_LOAD = ("policy", "scale_down_delay_s", "tbt_target_s")
 RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
 
 TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER]
@@ -51,7 +57,9 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
 @click.option("--min-instances", type=int, help="Instances that always run.  [default: 0]")
 @click.option("--max-instances", type=int, help="Most instances at once.  [default: one per node]")
 @click.option(
-    "--target-concurrency", type=int, help="Concurrent requests per instance to scale for.  [default: 8]"
+    "--target-concurrency",
+    type=int,
+    help="Scale for so many concurrent requests per instance.  [default: 8]",
 )
 @scaling_options
 @click.option(
@@ -123,18 +131,13 @@ def deploy_command(
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
-    scaling = {name: value for name, value in settings.items() if value is not None}
     access = access_body(owner, visibility, share)
     try:
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
-        if spec is not None:
-            given = spec.given | scaling.keys()
-            scaling = asdict(spec.scaling) | scaling
-        Scaling(**scaling)  # refuse what cannot be before anything is read or sent
+        scaling = scaling_given(spec, settings)  # refused before anything is read or sent
         bundle = make_bundle(source, spec, model, task, dtype, description, revision)
-        if spec is not None and "policy" not in given:
-            scaling = without_load(scaling, given)  # a gateway of an earlier release refuses these
+        check_policy(scaling, bundle.task)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
     except InvalidRecord as exc:
@@ -173,9 +176,16 @@ def default_name(source: str) -> str:
     raise UsageError(f"name the function with --name: {source!r} does not give it one")
 
 
-def without_load(scaling: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the settings without those of the policy `load` that are not given."""
-    return {name: value for name, value in scaling.items() if name in given or name not in _OF_LOAD}
+def scaling_given(spec: FunctionSpec | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that flags and function.yaml give; the gateway chooses the others.
+
+    Raises InvalidRecord.
+    """
+    given = {} if spec is None else {name: getattr(spec.scaling, name) for name in spec.given}
+    given |= {name: value for name, value in flags.items() if value is not None}
+    Scaling(**given)
+    check_applies(given, policy_of(given, ScalingMode.LOAD))
+    return given
 
 
 def check_task(client: Client, name: str, task: str, architecture: str) -> None:

@@ -17,7 +17,13 @@ from gateway.core.request_context import request_context
 from gateway.core.rights import Right, may
 from gateway.inference.assets import MAX_ASSET_BYTES, READ_FILES
 from gateway.requests.services import Services
-from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
+from gateway.schemas.admin import (
+    AccessPatch,
+    CreatedFunction,
+    CreateFunction,
+    PatchFunction,
+    RollbackRequest,
+)
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
 from gateway.tenants.access import may_read, name_taken, planned_access
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
@@ -35,6 +41,8 @@ from registry.records.function import (
     FunctionVersion,
     Scaling,
     check_name,
+    check_policy,
+    default_policy,
 )
 from registry.records.function_changes import no_function
 
@@ -67,7 +75,6 @@ class FunctionAdmin:
             await self._check_unreserved(payload.name)
         draft = await self._checked(payload, key.id)
         await self._scaling(payload)
-        await self._replaced(payload)
         request_context(request.scope).set_version(draft)
         blobs = blobs_of(draft)
         self._collector.renew_pins(blobs)
@@ -125,6 +132,8 @@ class FunctionAdmin:
         function = await managed_function(request, self._services)
         payload = await read_json(request, self._services, self._patch, absent=b"{}")
         name, state = function.name, self._services.state
+        if "policy" in payload.scaling.given:
+            check_policy(payload.scaling.given, (await state.version(name, function.current)).task)
         scaling = payload.scaling.applied(function.scaling)
         if payload.access != AccessPatch():
             access = partial(planned_access, request_context(request.scope).caller, name, payload.access)
@@ -170,13 +179,15 @@ class FunctionAdmin:
 
     async def _scaling(self, payload: CreateFunction) -> Scaling | None:
         """Return the scaling settings to store; None keeps those of a known function."""
-        try:
-            known = (await self._services.state.function(payload.name)).scaling
-        except NotFound:
-            known = Scaling()
-        else:
-            if payload.scaling.empty:
-                return None
+        before = await self._replaced(payload)
+        check_policy(payload.scaling.given, payload.task)
+        if before is None:
+            return payload.scaling.applied(Scaling(policy=default_policy(payload.task)))
+        known = (await self._services.state.function(payload.name)).scaling
+        if before.task is not payload.task and payload.task is not FunctionTask.GENERATE:
+            known = replace(known, policy=default_policy(payload.task))
+        elif payload.scaling.empty:
+            return None
         return payload.scaling.applied(known)
 
     async def _replaced(self, payload: CreateFunction) -> FunctionVersion | None:

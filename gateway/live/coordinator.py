@@ -29,6 +29,7 @@ from gateway.live.publisher import LiveStatePublisher
 from gateway.live.recovered import recovered_actions, unclaimed_starts
 from gateway.planning.actions import StartAction
 from gateway.planning.plan import Plan, VersionDemand
+from gateway.planning.work import UNSEEN, InstanceCapacity
 from registry.errors import ImageError, NotFound
 from registry.images.codec import decode_manifest
 from registry.images.manifest import UNIT_BYTES
@@ -98,7 +99,9 @@ class LiveCoordinator:
         self._join_starts(plan)
         facts = ClusterFacts(self._state_cache)
         for key in self._tracker.keys:
-            self._decide(key, facts, has_new_starts=key in started)
+            decided = plan.decisions.get(key)
+            capacity = UNSEEN if decided is None else decided.load.capacity
+            self._decide(key, capacity, facts, has_new_starts=key in started)
 
     def stand_down(self) -> None:
         """Without the lease, close the pipelines that a later controller does not publish."""
@@ -194,10 +197,12 @@ class LiveCoordinator:
         while len(self._known) > _MAX_STARTS:
             del self._known[next(iter(self._known))]
 
-    def _decide(self, key: VersionKey, facts: ClusterFacts, *, has_new_starts: bool) -> None:
+    def _decide(
+        self, key: VersionKey, capacity: InstanceCapacity, facts: ClusterFacts, *, has_new_starts: bool
+    ) -> None:
         """Decide on a version that loads; where it goes live, its loads join from now on."""
         before = self._tracker.decision(key)
-        decision = self._tracker.decide(key, self._demand.get(key, VersionDemand()), facts)
+        decision = self._tracker.decide(key, self._demand.get(key, VersionDemand()), capacity, facts)
         was_live = before is not None and before.is_live
         if has_new_starts or decision.is_live != was_live:  # not for each change of a prediction
             self._publisher.set_decision(key, decision)

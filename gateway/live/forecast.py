@@ -1,7 +1,6 @@
 """Predicted waits of a version's calls while it loads (pure).
 
-Loads are predicted from measured link rates, the plans of their casts, earlier starts and their own progress;
-the queue from the number of waiting calls and the service time of recent ones.
+Loads are predicted from measured link rates, the plans of their casts, earlier starts and their own progress.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -122,39 +121,31 @@ def predict(
     links: LinkEstimates,
     costs: StartCosts,
     *,
-    ready_slots: int,
     queued: int,
-    running: int,
-    service_s: float | None,
+    queue_s: float,
+    has_ready: bool,
 ) -> LiveForecast:
-    """Return the waits of `queued` calls behind `running` ones for `ready_slots` slots, and for the loads.
+    """Return the waits of `queued` calls for the loads; for ready instances, if any, they wait `queue_s`.
 
-    A call takes `service_s` on a ready instance (None: unknown). A pipeline is possible once the loads hold
+    A pipeline is possible once the loads hold
     all layers between them: by the plan of their cast, or when each of k loads from host memory has its kth
     part. A pair has the throughput of two ready nodes once its target holds half of the layers.
     """
     load_s = min(costs.fixed_s + (1 - load.progress) * _transfer_s(load, links, costs) for load in loads)
     several = len(loads) > 1
     pipeline_s = _pipeline_s(loads, links, costs) if several else inf
-    zigzag_s = load_s / 2 if ready_slots and queued else load_s if ready_slots or several else inf
+    zigzag_s = load_s / 2 if has_ready and queued else load_s if has_ready or several else inf
     warm = any(load.warm_loads for load in loads)
     image_bytes = loads[0].start.version.image_bytes
     return LiveForecast(
         load_s=load_s,
-        queue_s=queue_wait_s(queued, running, ready_slots, service_s),
+        queue_s=queue_s,
         pipeline_s=min(load_s, pipeline_s) if several else inf,
         zigzag_s=zigzag_s,
         queued=queued,
         is_single=not several,
         basis=costs.basis if warm else f"{image_bytes / 1e6:.3g} MB, {links.summary}",
     )
-
-
-def queue_wait_s(queued: int, running: int, ready_slots: int, service_s: float | None) -> float:
-    """Return how long ready instances need for all calls; 0 without a queue, infinite if unknown."""
-    if not ready_slots or (queued and service_s is None):
-        return inf
-    return (queued + running) * (service_s or 0.0) / ready_slots if queued else 0.0
 
 
 def _pipeline_s(loads: Sequence[ModelLoad], links: LinkEstimates, costs: StartCosts) -> float:

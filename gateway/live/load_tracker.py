@@ -11,6 +11,7 @@ from gateway.live.forecast import ModelLoad, StartCosts, model_loads, predict, s
 from gateway.live.policy import LiveDecision, LiveForecast, decide_live
 from gateway.planning.actions import StartAction
 from gateway.planning.plan import VersionDemand
+from gateway.planning.work import InstanceCapacity, queue_wait_s
 from registry.records.instance import InstanceState
 from registry.records.live import LiveMode
 
@@ -80,20 +81,27 @@ class LoadTracker:
         head = self._state_cache.functions.get(key.function)
         return LiveMode.OFF if head is None else head.scaling.live
 
-    def decide(self, key: VersionKey, demand: VersionDemand, facts: "ClusterFacts") -> LiveDecision:
-        """Decide on a version that loads. Nothing is predicted where the decision is known without it."""
+    def decide(
+        self, key: VersionKey, demand: VersionDemand, capacity: InstanceCapacity, facts: "ClusterFacts"
+    ) -> LiveDecision:
+        """Decide on a version that loads; `capacity` is that by which the scaling policy has decided.
+
+        Nothing is predicted where the decision is known without it.
+        """
         head, before = self._state_cache.functions.get(key.function), self._decisions.get(key)
         if head is None:  # it was deleted: its starts are about to be stopped
             decision = before or LiveDecision(way=LiveMode.OFF, reason="the function was deleted")
         elif before is not None and before.is_live and head.scaling.live is not LiveMode.OFF:
             decision = before
         else:
-            forecast = self._forecast(key, demand, facts)
+            forecast = self._forecast(key, demand, capacity, facts)
             decision = decide_live(head.scaling.live, forecast, head.scaling.ttft_target_s, before)
         self._decisions[key] = decision
         return decision
 
-    def _forecast(self, key: VersionKey, demand: VersionDemand, facts: "ClusterFacts") -> LiveForecast:
+    def _forecast(
+        self, key: VersionKey, demand: VersionDemand, capacity: InstanceCapacity, facts: "ClusterFacts"
+    ) -> LiveForecast:
         ready = self._state_cache.ready(key)
         if ready and not demand.held and self._decisions.get(key) is not None:
             return LiveForecast(load_s=0.0, queue_s=0.0)  # a call would find a free slot
@@ -101,10 +109,15 @@ class LoadTracker:
             self.loads(key),
             facts.links,
             facts.costs,
-            ready_slots=sum(max(1, instance.max_concurrency) for instance in ready),
             queued=demand.held,
-            running=demand.in_flight,
-            service_s=demand.tokens.service_s,
+            queue_s=queue_wait_s(
+                demand.tokens,
+                replace(capacity, slots=min((one.max_concurrency for one in ready), default=0)),
+                queued=demand.held,
+                running=demand.in_flight,
+                ready=len(ready),
+            ),
+            has_ready=bool(ready),
         )
 
 

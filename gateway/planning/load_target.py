@@ -25,13 +25,15 @@ from registry.records.function import ScalingMode
 class LoadTargetSettings:
     """Constants of the load target.
 
-    Of the target time to first token, waits may take `budget`; where a start takes longer, what waits then
-    may take `rush` of that once it is ready. An instance is surplus if the others would
-    be busy for at most `busy` of their time at the recent rate of arrivals, and if sequences and their KV
-    cache, times `margin`, fit without it. `kv_share` of a KV cache is used.
+    Of the target time to first token, waits may take `budget`, and `drain` where the ready instances run
+    prompts within that time and faster than they arrive: after a short peak. Where a start takes longer, what
+    waits then may take `rush` of that once it is ready. An instance is surplus if the others would be busy
+    for at most `busy` of their time at the recent rate of arrivals, and if sequences and their KV cache,
+    times `margin`, fit without it. `kv_share` of a KV cache is used.
     """
 
     budget: float = 0.35
+    drain: float = 0.6
     rush: float = 1.0
     busy: float = 0.9
     margin: float = 1.2
@@ -50,8 +52,9 @@ class LoadTarget:
     """A policy that keeps the time to first token, the time between tokens and the KV cache within targets.
 
     It scales up at once, by several instances in one step, but starts none that would be ready only when the
-    others have done the work. It scales down to the most that was needed within `scale_down_delay_s`; the
-    last instance stays for `keep_alive_s` without calls. Until its instances were seen at work, it keeps
+    others have done the work. It scales down to the most that was needed within `scale_down_delay_s`; what
+    was stopped and soon needed again is kept for `keep_alive_s` or longer, and the last instance stays for
+    `keep_alive_s` without calls. Until its instances were seen at work, it keeps
     `target_concurrency` calls on each.
     """
 
@@ -63,11 +66,11 @@ class LoadTarget:
         asleep = state.asleep and load.held == 0
         window_s = min(scaling.scale_down_delay_s, scaling.keep_alive_s)
         trend = _followed(load, state, now, window_s)
-        delay_s, window_s = window_s, window_s * trend.patience
+        hold_s = max(window_s, trend.hold_s(scaling.keep_alive_s)) if trend.level else window_s
         low = 0 if asleep else scaling.min_instances
         need = Need(instances=0, reason="asleep until the next call") if asleep else self._need(load, trend)
         keep = 0 if asleep else max(need.instances, self._keep(load, trend))
-        trend = trend.with_need(keep, now, window_s)
+        trend = trend.with_need(keep, now, hold_s)
         idle_since = None if calls or load.starting else now if trend.idle_since is None else trend.idle_since
         trend = replace(trend, idle_since=idle_since)
 
@@ -79,19 +82,22 @@ class LoadTarget:
         desired, reason = clamp(need.instances, low, load.cap), need.reason
         times = [] if floor_until is None else [floor_until]
         if load.live > desired and not (asleep or state.cut):
-            kept = clamp(trend.needs[0][1], max(low, desired), load.live)
-            if kept > desired:
-                desired, reason = kept, f"{kept} needed within {window_s:g} s: {need.reason}"
             last_until = math.inf if idle_since is None else idle_since + scaling.keep_alive_s
+            recent = trend.max_need(now, window_s)
+            held = self._held(trend, now, hold_s) if now < last_until else 0
+            kept = clamp(max(recent, held), max(low, desired), load.live)
+            if kept > desired:
+                within_s = window_s if kept <= recent else hold_s
+                desired, reason = kept, f"{kept} needed within {within_s:g} s: {need.reason}"
             if not desired and now < last_until:
                 desired = 1
                 reason = "starting" if idle_since is None else "the last instance is kept alive"
-            times += _changes_at(trend, window_s, last_until)
+            times += [last_until, *(at + one for at, _ in trend.needs[:-1] for one in (window_s, hold_s))]
             times += self._rate_falls_at(load, trend, desired)
         if floor > desired:
             desired, reason = floor, f"set to {floor}"
         desired = min(desired, load.cap)
-        trend = trend.with_step(desired - load.live, now, delay_s)
+        trend = trend.with_step(load.live, desired, now, scaling.keep_alive_s)
         return ScalingDecision(
             desired=desired,
             reason=reason,
@@ -125,7 +131,7 @@ class LoadTarget:
     def _prefill(self, load: FunctionLoad, trend: Trend) -> Need:
         """Return the number for the prompts that wait, and for those that arrive while a start takes."""
         tokens, rate, next_s = load.tokens, load.capacity.prefill_tokens_s, load.starts.next_s
-        budget_s = self._settings.budget * load.scaling.ttft_target_s
+        budget_s = self._budget_s(load, trend)
         present = _ready_s(load)
         waits_s = finish_s(tokens.waiting, rate, present)
         arriving = trend.arriving(next_s)
@@ -150,6 +156,13 @@ class LoadTarget:
             reason=f"{tokens.waiting} prompt tokens wait at {rate:.0f}/s each: {wait}, "
             f"target {_seconds(load.scaling.ttft_target_s)}",
         )
+
+    def _budget_s(self, load: FunctionLoad, trend: Trend) -> float:
+        """Return how long waits may take: longer where a queue drains, as the ready instances keep up."""
+        settings, target_s = self._settings, load.scaling.ttft_target_s
+        rate = load.ready * load.capacity.prefill_tokens_s
+        drains = trend.short < rate * settings.busy and load.tokens.waiting <= rate * target_s
+        return (settings.drain if drains else settings.budget) * target_s
 
     def _batch(self, load: FunctionLoad, trend: Trend) -> Need:
         """Return the number for the sequences: their decode steps within the target, and the slots."""
@@ -182,7 +195,7 @@ class LoadTarget:
         service_s, calls = load.tokens.service_s, load.in_flight + load.held
         if not each:
             return 0
-        budget_s = self._settings.budget * load.scaling.ttft_target_s
+        budget_s = self._budget_s(load, trend)
         patience, further = 1.0, load.held
         soon = float(amount)
         if service_s is not None:
@@ -222,6 +235,10 @@ class LoadTarget:
             count += 1
         return count
 
+    def _held(self, trend: Trend, now: float, hold_s: float) -> int:
+        """Return the number that is kept longer, as a step below it was soon taken back; no rare peaks."""
+        return min(trend.level, trend.max_need(now, hold_s), int(trend.usual * self._settings.margin + 1))
+
     def _rate_falls_at(self, load: FunctionLoad, trend: Trend, desired: int) -> list[float]:
         """Return when, without further calls, the rate of arrivals will need one instance less."""
         each = load.capacity.prefill_tokens_s * self._settings.busy
@@ -250,14 +267,8 @@ def _followed(load: FunctionLoad, state: PolicyState, now: float, window_s: floa
     """Return the trend at `now`; one that begins needs all present instances."""
     if state.trend is None:
         arrived = load.tokens.arrived_tokens if load.tokens.arrived_calls else None
-        return Trend(at=now, arrived=arrived, needs=((now, load.live),))
-    return state.trend.with_arrivals(load.tokens, now, window_s)
-
-
-def _changes_at(trend: Trend, window_s: float, last_until: float) -> list[float]:
-    """Return when the largest need leaves the window, and when the last instance may stop."""
-    falls_at = trend.needs[0][0] + window_s if len(trend.needs) > 1 else math.inf
-    return [falls_at, last_until]
+        return Trend(at=now, arrived=arrived, needs=((now, load.live),), usual=load.live)
+    return state.trend.with_usual(now, load.scaling.keep_alive_s).with_arrivals(load.tokens, now, window_s)
 
 
 def _ready_s(load: FunctionLoad) -> list[float]:

@@ -7,11 +7,7 @@ from itertools import chain, repeat
 
 _LONG_S = 10.0  # the time constant of the slower rate of arrivals
 _MAX_SHORT_S = 2.0
-# A step down that is taken back within so many windows was too early: then the window is longer for a while.
-_REGRET_WINDOWS = 5
-_MIN_REGRET_S = 5.0
-_MAX_PATIENCE = 4
-_FORGET_S = 120.0
+_MAX_PATIENCE = 4  # times the keep-alive, for which instances stay that were stopped too early before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +113,9 @@ class Trend:
     `short` and `long` are exponential averages in tokens per second at time `at`, when `arrived` tokens had
     arrived (None: not counted yet). `needs` are (time, instances) of the numbers that no later one exceeds,
     oldest first.
-    `idle_since` is when the last call ended. After a step down at `down_at` that was soon taken back the
-    window of needs is `patience` times as long, until none was taken back for a while.
+    `idle_since` is when the last call ended, `down_at` when the last step down was. Up to `level` instances
+    are kept for `patience` times the keep-alive, as a step down below that was taken back.
+    `usual` is the recent mean of the needs.
     """
 
     at: float
@@ -128,7 +125,9 @@ class Trend:
     needs: tuple[tuple[float, int], ...] = ()
     idle_since: float | None = None
     down_at: float = -math.inf
+    level: int = 0
     patience: int = 1
+    usual: float = 0.0
 
     def arriving(self, seconds: float) -> float:
         """Return the tokens that arrive in that time if arrivals go on, at most what has lately arrived."""
@@ -162,14 +161,35 @@ class Trend:
         """The latest number of instances needed."""
         return self.needs[-1][1] if self.needs else None
 
-    def with_step(self, change: int, now: float, window_s: float) -> "Trend":
-        """Return the trend after a decision that changes the number of instances by `change`."""
-        since_s = now - self.down_at
-        if change < 0:
+    def with_usual(self, now: float, over_s: float) -> "Trend":
+        """Return the trend with the mean number needed until `now`; call this before it is updated."""
+        if self.last_need is None:
+            return self
+        weight = math.exp(-max(0.0, now - self.at) / max(over_s, 1e-3))
+        return replace(self, usual=self.last_need + (self.usual - self.last_need) * weight)
+
+    def max_need(self, now: float, window_s: float) -> int:
+        """Return the largest number that was needed within the window."""
+        recent = (count for at, count in self.needs if at > now - window_s + 1e-6)
+        return next(recent, self.needs[-1][1])
+
+    def hold_s(self, keep_alive_s: float) -> float:
+        """Return how long instances up to `level` are kept."""
+        return keep_alive_s * self.patience
+
+    def with_step(self, before: int, after: int, now: float, keep_alive_s: float) -> "Trend":
+        """Return the trend after a decision that changes the number of instances."""
+        since_s, hold_s = now - self.down_at, self.hold_s(keep_alive_s)
+        if after < before:
             return replace(self, down_at=now)
-        if change > 0 and since_s < max(_MIN_REGRET_S, _REGRET_WINDOWS * window_s):
-            return replace(self, down_at=-math.inf, patience=min(_MAX_PATIENCE, 2 * self.patience))
-        if self.patience > 1 and math.inf > since_s > _FORGET_S:
+        if after > before and since_s <= keep_alive_s * _MAX_PATIENCE:
+            # Long enough for the time that has passed.
+            least = max(2 * self.patience if self.level else 1, math.ceil(since_s / max(keep_alive_s, 1e-3)))
+            patience = min(_MAX_PATIENCE, least)
+            return replace(self, down_at=-math.inf, level=max(self.level, before + 1), patience=patience)
+        if before < self.level and math.inf > since_s > hold_s:
+            if self.patience == 1:
+                return replace(self, down_at=-math.inf, level=0)
             return replace(self, down_at=now, patience=self.patience // 2)
         return self
 
@@ -201,6 +221,29 @@ def finish_s(tokens: float, rate: float, ready_s: Iterable[float]) -> float:
         count, sum_s = count + 1, sum_s + at_s
         end_s = (tokens / rate + sum_s) / count
     return end_s
+
+
+def queue_wait_s(
+    tokens: TokenLoad, capacity: InstanceCapacity, *, queued: int, running: int, ready: int
+) -> float:
+    """Return how long the last of the queued calls waits for ready instances, infinite if that is unknown.
+
+    The prompts before it are run, and calls beyond the slots and the KV cache wait until others end. Where no
+    prompts were seen, all calls count for their usual time.
+    """
+    if not (queued and ready):
+        return 0.0 if ready else math.inf
+    calls, service_s = queued + running, tokens.service_s
+    shares = [calls / (max(1, capacity.slots) * ready)]
+    if not capacity.prefill_tokens_s:
+        return math.inf if service_s is None else shares[0] * service_s
+    if capacity.kv_tokens:
+        shares.append(tokens.kv_tokens / (capacity.kv_tokens * ready))
+    prompts_s = finish_s(tokens.waiting, capacity.prefill_tokens_s, [0.0] * ready)
+    beyond = max(shares) - 1
+    if beyond <= 0:
+        return prompts_s
+    return math.inf if service_s is None else max(prompts_s, beyond * service_s)
 
 
 def instances_for(tokens: float, rate: float, ready_s: Iterable[float], goal_s: float, most: int) -> int:

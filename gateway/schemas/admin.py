@@ -1,7 +1,7 @@
 """Request bodies of the admin API."""
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +14,8 @@ from registry.records.function import (
     FunctionTask,
     Scaling,
     ScalingMode,
+    check_applies,
+    policy_of,
 )
 from registry.records.live import LiveMode
 from registry.records.secret import MAX_SECRET_BYTES
@@ -35,7 +37,8 @@ PerMinute = Annotated[int, Meta(ge=1, le=10**9)]
 class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scaling settings to change; omitted ones stay. `max_instances: null` means all nodes.
 
-    A `target_concurrency` without a `policy` sets the policy `concurrency`.
+    A `target_concurrency` without a `policy` sets the policy `concurrency`. A new function that generates has
+    the policy `load`. `scale_down_delay_s` and `tbt_target_s` are refused where the policy is another.
     """
 
     min_instances: Annotated[int, Meta(ge=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
@@ -55,18 +58,19 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def applied(self, scaling: Scaling) -> Scaling:
         """Return `scaling` with the changes. Raises InvalidRecord."""
         fields = {name: getattr(scaling, name) for name in self.__struct_fields__}
-        given = {
-            name: value
-            for name in self.__struct_fields__
-            if (value := getattr(self, name)) is not msgspec.UNSET
-        }
-        if "target_concurrency" in given:
-            given.setdefault("policy", ScalingMode.CONCURRENCY)
-        return Scaling(**(fields | given))
+        policy = policy_of(self.given, scaling.policy)
+        check_applies(self.given, policy)
+        return Scaling(**(fields | self.given | {"policy": policy}))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings to change."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
     @property
     def empty(self) -> bool:
-        return all(getattr(self, name) is msgspec.UNSET for name in self.__struct_fields__)
+        return not self.given
 
 
 class AccessPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,9 +1,10 @@
 """A function: a named model endpoint, and its immutable versions."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from registry.errors import InvalidRecord
 from registry.records.live import LiveMode
@@ -33,6 +34,40 @@ class ScalingMode(StrEnum):
 
     CONCURRENCY = "concurrency"  # the number of calls, `target_concurrency` for each instance
     LOAD = "load"  # waiting prompt tokens, decode step times and KV cache, by what instances were seen to do
+
+
+OF_LOAD = ("scale_down_delay_s", "tbt_target_s")  # settings that the policy `load` alone uses
+
+
+def default_policy(task: FunctionTask) -> ScalingMode:
+    """Return the policy of a new function whose settings neither name one nor give a concurrency."""
+    return ScalingMode.LOAD if task is FunctionTask.GENERATE else ScalingMode.CONCURRENCY
+
+
+def policy_of(given: Mapping[str, Any], otherwise: ScalingMode) -> ScalingMode:
+    """Return the policy by the given settings: a target_concurrency without a policy means concurrency."""
+    assumed = ScalingMode.CONCURRENCY if "target_concurrency" in given else otherwise
+    return ScalingMode(given.get("policy", assumed))
+
+
+def check_applies(given: Collection[str], policy: ScalingMode) -> None:
+    """Raise InvalidRecord for given settings that the policy does not use."""
+    unused = [name for name in OF_LOAD if name in given and policy is not ScalingMode.LOAD]
+    if unused:
+        flags = " and ".join(f"{name} (--{name.removesuffix('_s').replace('_', '-')})" for name in unused)
+        raise InvalidRecord(
+            f"{flags} can be set only with the policy load, and this function scales by concurrency: "
+            "set the policy load as well (--scaling load), or omit it"
+        )
+
+
+def check_policy(given: Mapping[str, Any], task: FunctionTask) -> None:
+    """Raise InvalidRecord for the policy `load` where no tokens are generated, by which it decides."""
+    if given.get("policy") == ScalingMode.LOAD and task is not FunctionTask.GENERATE:
+        raise InvalidRecord(
+            f"the policy load (--scaling load) is for functions with the task generate, not {task}: omit it, "
+            "and set target_concurrency (--target-concurrency) if need be"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

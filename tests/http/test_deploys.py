@@ -51,6 +51,34 @@ async def test_functions_from_deploy_to_delete() -> None:
         assert await gw.blobs.digests() == []
 
 
+async def test_the_policy_of_a_new_function_follows_its_task_and_settings() -> None:
+    async with gateway() as gw, gw.http() as http:
+
+        async def deployed(name: str, **changes: object) -> tuple[str, float]:
+            body = {"scaling": {}, **changes, "name": name}
+            made = await http.post("/admin/functions", json=draft(gw, b"\1" * 64, **body))
+            assert made.status_code == 201, made.text
+            scaling = (await http.get(f"/admin/functions/{name}")).json()["scaling"]
+            return scaling["policy"], scaling["keep_alive_s"]
+
+        handler = {"task": "handler", "architecture": "builtin:echo", "image": None, "manifest": None}
+        assert await deployed("by-load") == ("load", 60)
+        assert await deployed("echoes", **handler) == ("concurrency", 60)
+        assert await deployed("few", scaling={"target_concurrency": 2}) == ("concurrency", 60)
+        assert await deployed("both", scaling={"target_concurrency": 2, "policy": "load"}) == ("load", 60)
+        # What a function has, a redeploy changes only where it is named.
+        assert await deployed("few", scaling={"keep_alive_s": 7}) == ("concurrency", 7)
+        assert await deployed("by-load", scaling={"keep_alive_s": 7}) == ("load", 7)
+        assert await deployed("both", **handler, replace_task=True) == ("concurrency", 60)
+        for refused in (
+            await http.post("/admin/functions", json=draft(gw, b"", **handler, scaling={"policy": "load"})),
+            await http.patch("/admin/functions/echoes", json={"scaling": {"policy": "load"}}),
+        ):
+            assert refused.status_code == 422 and "--scaling load" in refused.text
+        refused = await http.patch("/admin/functions/few", json={"scaling": {"scale_down_delay_s": 1}})
+        assert refused.status_code == 422 and "--scale-down-delay" in refused.text
+
+
 async def test_a_deploy_that_cannot_be_loaded_leaves_nothing() -> None:
     async with gateway() as gw, gw.http() as http:
         no_room = DispatchError("start_failed", "log: no room", status=503)

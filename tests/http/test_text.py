@@ -364,6 +364,11 @@ def test_scaling_patch() -> None:
     assert given == Scaling(target_concurrency=4, policy=ScalingMode.CONCURRENCY)
     both = decoder.decode(b'{"target_concurrency": 4, "policy": "load"}').applied(by_load)
     assert both.policy is ScalingMode.LOAD
+    faster = decoder.decode(b'{"tbt_target_s": 0.1}')
+    assert faster.applied(by_load) == Scaling(policy=ScalingMode.LOAD, tbt_target_s=0.1)
+    for bad in (faster, decoder.decode(b'{"target_concurrency": 4, "tbt_target_s": 0.1}')):
+        with pytest.raises(InvalidRecord, match=r"tbt_target_s \(--tbt-target\) .*--scaling load"):
+            bad.applied(Scaling())
     before = Scaling(max_instances=4, target_concurrency=2)
     assert decoder.decode(b'{"max_instances": null}').applied(before) == Scaling(target_concurrency=2)
     assert decoder.decode(b"{}").empty

@@ -29,7 +29,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     try:
         made.run(
             *("deploy", "emulated:llama2-13b/1000", "--name", MODEL, "--keep-alive", "10m"),
-            *("--scaling", "load", "--scale-down-delay", "500ms", "--tbt-target", "300ms"),
+            *("--scale-down-delay", "500ms", "--tbt-target", "300ms"),
         )
         yield made
     finally:

@@ -93,6 +93,12 @@ def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.Co
         (("delete", "gone"), 2, "--yes"),
         (("list", "--url", "ftp://x"), 2, "ftp"),
         (("deploy", "/nonexistent", "--name", "x", "--target-concurrency", "0"), 2, "target_concurrency"),
+        (
+            ("deploy", "/x", "--name", "x", "--scaling", "concurrency", "--tbt-target", "1s"),
+            2,
+            "--tbt-target",
+        ),
+        (("deploy", "builtin:echo", "--name", "x", "--scaling", "load"), 2, "--scaling load"),
     ],
 )
 def test_exit_codes_and_messages(url: str, arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -45,9 +45,9 @@ def foresee(
     nodes: Mapping[str, NodeRecord] = NODES,
     *,
     others: Sequence[ModelLoad] = (),
-    ready_slots: int = 0,
+    has_ready: bool = False,
     queued: int = 0,
-    service_s: float | None = None,
+    queue_s: float = inf,
     costs: StartCosts | None = None,
     links: LinkRateCache | None = None,
 ) -> LiveForecast:
@@ -55,10 +55,9 @@ def foresee(
         [*model_loads(starts, nodes), *others],
         estimate_links(nodes.values(), links or LinkRateCache()),
         costs or StartCosts(),
-        ready_slots=ready_slots,
         queued=queued,
-        running=ready_slots,
-        service_s=service_s,
+        queue_s=queue_s,
+        has_ready=has_ready,
     )
 
 
@@ -94,10 +93,9 @@ def test_loads_that_hold_all_layers_are_a_pipeline_now() -> None:
             [replace(load, layers=layers, held=one) for load, one in zip(loads, (held, 0xF0), strict=True)],
             links,
             StartCosts(),
-            ready_slots=0,
             queued=0,
-            running=0,
-            service_s=None,
+            queue_s=inf,
+            has_ready=False,
         )
         assert (found.pipeline_s == 0.0) == covered and found.load_s == 8.0
 
@@ -166,15 +164,12 @@ def test_earlier_starts_tell_what_a_start_costs() -> None:
     assert (found.load_s, found.pipeline_s) == pytest.approx((8.2, 4.2))
 
 
-@pytest.mark.parametrize(
-    ("slots", "queued", "service_s", "queue_s"),
-    [(8, 0, None, 0.0), (8, 4, None, inf), (8, 4, 1.0, 1.5), (0, 0, 1.0, inf)],
-)
-def test_the_queue_waits_for_ready_instances(
-    slots: int, queued: int, service_s: float | None, queue_s: float
-) -> None:
-    found = foresee([start("a")], ready_slots=slots, queued=queued, service_s=service_s)
-    assert (found.queue_s, found.queued) == (queue_s, queued)
+def test_a_pair_with_a_ready_instance_helps_from_half_of_the_load() -> None:
+    loading = [start("a")]
+    assert foresee(loading).zigzag_s == inf
+    assert foresee(loading, has_ready=True).zigzag_s == foresee(loading).load_s
+    found = foresee(loading, has_ready=True, queued=4, queue_s=1.5)
+    assert (found.zigzag_s, found.queue_s, found.queued) == (found.load_s / 2, 1.5, 4)
 
 
 def test_what_is_here_comes_from_host_memory_in_parts() -> None:

@@ -1,13 +1,14 @@
 """When a function goes live: the rule, its reasons and its laws."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.live.forecast import queue_wait_s
 from gateway.live.policy import LiveDecision, LiveForecast, decide_live
+from gateway.planning.work import InstanceCapacity, TokenLoad, queue_wait_s
 from registry.records.live import LiveMode
 
 SECONDS = st.one_of(st.floats(0.0, 100.0), st.just(inf))
@@ -96,6 +97,12 @@ def test_a_fixed_mode_is_taken_wherever_it_is_possible(forecast: LiveForecast, s
     assert decide_live(setting, forecast, 1.0).way is (setting if can else LiveMode.OFF)
 
 
+def wait_s(queued: int, running: int, slots: int, service_s: float | None) -> float:
+    """Return the wait for one instance (none without slots) of which no prompts were seen."""
+    tokens, capacity = TokenLoad(service_s=service_s), InstanceCapacity(slots=slots)
+    return queue_wait_s(tokens, capacity, queued=queued, running=running, ready=min(1, slots))
+
+
 @given(
     queued=st.lists(st.integers(0, 1000), min_size=2, max_size=2).map(sorted),
     running=st.integers(0, 64),
@@ -121,7 +128,7 @@ def test_more_queued_work_never_prevents_going_live(
             LiveMode.AUTO,
             LiveForecast(
                 load_s=load_s,
-                queue_s=queue_wait_s(count, running, slots, service_s),
+                queue_s=wait_s(count, running, slots, service_s),
                 pipeline_s=pipeline_s,
                 zigzag_s=zigzag_s,
                 queued=count,
@@ -148,7 +155,7 @@ def test_a_decision_never_flaps_and_off_is_off(
 
 
 @pytest.mark.parametrize(
-    ("queued", "running", "slots", "service_s", "wait_s"),
+    ("queued", "running", "slots", "service_s", "expected_s"),
     [
         (0, 8, 8, None, 0.0),
         (0, 0, 0, 1.0, inf),
@@ -158,6 +165,19 @@ def test_a_decision_never_flaps_and_off_is_off(
     ],
 )
 def test_the_queue_waits_for_the_throughput_of_ready_instances(
-    queued: int, running: int, slots: int, service_s: float | None, wait_s: float
+    queued: int, running: int, slots: int, service_s: float | None, expected_s: float
 ) -> None:
-    assert queue_wait_s(queued, running, slots, service_s) == wait_s
+    assert wait_s(queued, running, slots, service_s) == expected_s
+
+
+def test_where_prompts_were_seen_their_tokens_count_as_for_scaling() -> None:
+    tokens = TokenLoad(held_tokens=30_000, prefilling_tokens=10_000, kv_tokens=60_000, service_s=4.0)
+    seen = InstanceCapacity(prefill_tokens_s=20_000.0, slots=64, kv_tokens=60_000)
+    calls = {"queued": 30, "running": 10}
+    assert queue_wait_s(tokens, seen, **calls, ready=1) == 2.0
+    assert queue_wait_s(tokens, seen, **calls, ready=2) == 1.0
+    # A slot or KV cache that others have first: a third of the calls waits for their usual time.
+    assert queue_wait_s(tokens, replace(seen, slots=16), **calls, ready=1) == pytest.approx(6.0)
+    assert queue_wait_s(tokens, replace(seen, kv_tokens=24_000), **calls, ready=1) == pytest.approx(6.0)
+    unknown = replace(tokens, service_s=None)
+    assert queue_wait_s(unknown, replace(seen, slots=16), **calls, ready=1) == inf

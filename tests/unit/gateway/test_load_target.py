@@ -176,11 +176,45 @@ def test_what_arrives_while_nothing_is_decided_is_no_burst(gap_s: float) -> None
 def test_a_need_within_the_window_keeps_what_it_needed() -> None:
     state = PolicyState()
     seen = []
-    for at, held in ((0.0, 0), (1.0, 30), (1.5, 0), (2.9, 0), (3.1, 0)):
+    for at, held in ((0.0, 0), (1.0, 45), (1.5, 0), (2.9, 0), (3.1, 0)):
         decision = decide(at, load(held=held, running=1, ready=3, starts=StartForecast(cold_s=0.1)), state)
         state = decision.state
         seen.append(decision.desired)
     assert seen == [3, 4, 3, 3, 1]
+
+
+def test_a_short_peak_drains_without_help_and_a_growing_one_gets_it() -> None:
+    """Half a second of work: for one instance at a rate of 5 prompts a second, and of 50."""
+    for per_step, helped in ((0.5, False), (5, True)):
+        state = PolicyState()
+        for at in range(1, 31):
+            arrived = int(at * per_step)
+            held = 10 if at == 30 else 0
+            decision = decide(at / 10, load(held=held, running=4, arrived=arrived), state)
+            state = decision.state
+        assert (decision.desired > 1) is helped
+
+
+def test_what_was_stopped_too_early_is_kept_for_the_keep_alive_but_no_rare_peak() -> None:
+    settings: dict[str, Any] = {"scale_down_delay_s": 2.0, "keep_alive_s": 30.0}
+    busy, quiet = {"held": 30, "running": 20}, {"running": 1}
+
+    def after(at: float, ready: int, calls: dict[str, int], state: PolicyState) -> ScalingDecision:
+        return decide(at, load(**calls, ready=ready, starts=StartForecast(cold_s=0.1), **settings), state)
+
+    first = after(0, 2, busy, PolicyState())
+    assert first.desired > 2
+    stopped = after(2.1, 2, quiet, first.state)
+    assert stopped.desired == 1
+    again = after(10, 1, busy, stopped.state)
+    assert again.desired > 2  # all that the peak needs
+    for at in (12.1, 39.9):
+        kept = after(at, again.desired, quiet, again.state)
+        assert kept.desired == 2 and "2 needed within 30 s" in kept.reason  # one more than was too few
+    assert after(40.1, 2, quiet, again.state).desired == 1
+    # Idle instances stay for the keep-alive only.
+    idle = after(15, 2, {}, again.state)
+    assert after(45.1, 2, {}, idle.state).desired == 0
 
 
 def test_an_operators_number_and_sleep() -> None:
@@ -392,12 +426,12 @@ def test_a_constant_load_of_ten_minutes_settles_and_meets_the_target(
     changes = sum(a != b for a, b in pairwise(seen))
     print(even, rate, delay_s, "changes", changes, sum(seen) / len(seen), "max wait", max(model.waits))
     within = sum(wait <= 1.0 for wait in model.waits) / len(model.waits)
-    # At random the KV cache of the calls in flight is now and then just too small, and soon too large.
-    assert changes <= (0 if even else 20)
+    # At random the KV cache of the calls in flight is now and then just too small; what that needs is kept.
+    assert changes <= (0 if even else 4)
     assert within > 0.999
     kv_tokens = rate * model.service_s * (PROMPT + OUTPUT)
     least = max(rate * PROMPT / CAPACITY.prefill_tokens_s, kv_tokens / CAPACITY.kv_tokens)
-    assert sum(seen) / len(seen) <= least / 0.7 + 1
+    assert sum(seen) / len(seen) <= least / 0.7 + (1 if even else 1.5)
 
 
 @pytest.mark.parametrize("rate", [6.0, 7.0, 8.0, 9.0, 12.0])
