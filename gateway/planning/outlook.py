@@ -89,9 +89,13 @@ def _plausible(load: InstanceLoad) -> InstanceLoad:
 
 
 def _capacity(loads: Iterable[InstanceLoad], before: InstanceCapacity) -> InstanceCapacity:
-    """Return the usual capacity of these instances; what none was seen to do is as it was before."""
+    """Return the usual capacity of these instances; what none was seen to do is as it was before.
+
+    An instance that shares its node has a smaller KV cache. The mean counts, so that all have their sum.
+    """
     loads = list(loads)
     rates = [load.prefill_tokens_s for load in loads if load.prefill_tokens_s]
+    caches = [load.kv_tokens for load in loads if load.kv_tokens]
     by_size: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for load in loads:
         for count, seconds in load.decode_steps:
@@ -101,7 +105,7 @@ def _capacity(loads: Iterable[InstanceLoad], before: InstanceCapacity) -> Instan
         before,
         prefill_tokens_s=median_low(rates) if rates else before.prefill_tokens_s,
         decode_steps=tuple(steps) or before.decode_steps,
-        kv_tokens=min((load.kv_tokens for load in loads if load.kv_tokens), default=before.kv_tokens),
+        kv_tokens=sum(caches) // len(caches) if caches else before.kv_tokens,
         kv_used_tokens=sum(load.kv_used_tokens for load in loads),
     )
 

@@ -45,7 +45,8 @@ class InstanceCapacity:
     """What one instance of the version was seen to do; 0 for what was not seen.
 
     `prefill_tokens_s` is its rate while prompts wait, `decode_steps` are its step times by the number of
-    sequences: (sequences, seconds), in increasing order. `kv_tokens` and `slots` bound what it runs at once.
+    sequences: (sequences, seconds), in increasing order. `kv_tokens` (in the mean) and `slots` bound what it
+    runs at once.
     `kv_used_tokens` is what all instances together use of their KV cache.
     """
 

@@ -113,6 +113,17 @@ def test_sequences_beyond_the_time_between_tokens_and_the_kv_cache() -> None:
     assert decide(0, load(running=40, capacity=full)).desired == 2
 
 
+def test_the_share_of_the_kv_cache_that_is_used_counts_once() -> None:
+    """Calls of 9500 tokens fit into 10,000, of which 95 % are used; one token more does not."""
+    known = load(held=1, running=7, service_s=None, capacity=replace(CAPACITY, kv_tokens=10_000))
+    for kv_tokens, desired in ((9500, 1), (9501, 2)):
+        by_calls = replace(known, tokens=replace(known.tokens, kv_tokens=kv_tokens))
+        assert decide(0, by_calls).desired == desired
+        used = replace(known.capacity, kv_used_tokens=kv_tokens)
+        in_use = replace(known, capacity=used, tokens=replace(known.tokens, kv_tokens=100))
+        assert decide(0, in_use).desired == desired
+
+
 def test_a_call_of_a_gateway_that_reports_no_tokens_counts_by_the_concurrency() -> None:
     known = load(running=4)
     old = replace(known, in_flight=44, tokens=replace(known.tokens, uncounted=40))

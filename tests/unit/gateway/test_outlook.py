@@ -98,6 +98,15 @@ def test_what_instances_were_seen_to_do_outlasts_them() -> None:
     assert (after.prefill_tokens_s, after.kv_used_tokens) == (100.0, 0)
 
 
+def test_instances_that_share_a_node_count_with_the_kv_cache_that_they_have() -> None:
+    """The second one has half of what the first left."""
+    table = CapacityTable()
+    smaller = msgspec.structs.replace(instance_load("b", 100.0, used=400), kv_tokens=500)
+    table.put("n0", (instance_load("a", 100.0, used=100), smaller))
+    seen = table.capacities(lambda id_: make_instance(id_, "n0"))[KEY]
+    assert (2 * seen.kv_tokens, seen.kv_used_tokens) == (1500, 500)
+
+
 def test_what_a_node_reports_of_instances_of_others_does_not_count() -> None:
     table = CapacityTable()
     table.put("n0", (instance_load("a", 100.0), instance_load("b", 1.0), instance_load("gone", 1.0)))

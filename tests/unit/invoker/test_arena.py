@@ -131,3 +131,17 @@ def test_the_kv_cache_takes_half_of_what_is_left_but_one_context_at_least(
     least, wanted, free, expected
 ) -> None:
     assert kv_cache_bytes(min_bytes=least, wanted_bytes=wanted, largest_free_bytes=free) == expected
+
+
+async def test_instances_of_a_node_have_kv_caches_of_their_own_each_of_half_of_what_is_free() -> None:
+    arena, device_cache, _ = device_cache_of(8 * MIB, 0.0)
+    with device_cache.kv_region(MIB, 100 * MIB) as first:
+        with device_cache.kv_region(MIB, 100 * MIB) as second:
+            assert (first.nbytes, second.nbytes) == (4 * MIB, 2 * MIB)
+            assert arena.free_bytes == 2 * MIB
+            with device_cache.kv_region(2 * MIB, 100 * MIB) as third:  # one whole context at least
+                assert third.nbytes == 2 * MIB
+                with pytest.raises(OutOfDeviceMemory), device_cache.kv_region(MIB, MIB):
+                    pass
+    assert arena.free_bytes == 8 * MIB
+    arena.close()
