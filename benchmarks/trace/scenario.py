@@ -111,11 +111,14 @@ class TraceScenario:
 
     @property
     def arena_bytes(self) -> int:
-        """An accelerator's memory, so that an instance has the KV cache of one which it has for itself.
+        """An accelerator's memory.
 
-        An instance takes half of the free memory, and leaves the rest to other functions.
+        An instance takes half of what is free for its KV cache, and leaves the rest to other functions. Where
+        there are none, the memory is larger, so that the only function has all that is free.
         """
         usable = 0.9 * self.profile.gpus * self.profile.gpu.memory_bytes / self.device.scale
+        if len(self.bundles) > 1:
+            return int(usable)
         return int(self.image_bytes + 2 * (usable - self.image_bytes))
 
     @property

@@ -30,7 +30,7 @@ class SimulationSettings:
 
     `host_images` fit into a host's memory, for `host_ttl_s` after their last use. With `keeps_gpu` an
     accelerator keeps the image of its last instance. `kv_tokens` fit into an instance's KV cache (None: what
-    the accelerator has room for).
+    the accelerator has room for, or half of that where there are several functions).
     """
 
     profile: Profile
@@ -68,7 +68,8 @@ def simulate(
         keeps_gpu=settings.keeps_gpu,
         keeps_copies=settings.mode.keeps_copies,
     )
-    each = settings.kv_tokens or min(kv_tokens(profile), MIN_SEQUENCES * TYPICAL_TOKENS)
+    free_tokens = kv_tokens(profile) // (2 if len(arrivals) > 1 else 1)  # see TraceScenario.arena_bytes
+    each = settings.kv_tokens or min(free_tokens, MIN_SEQUENCES * TYPICAL_TOKENS)
     figures = RunFigures(scaling=scaling, call_s=settings.overheads.call_s)
     platform = SimulatedPlatform(
         functions=[
