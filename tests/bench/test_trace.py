@@ -423,9 +423,9 @@ def test_fixed_instances_are_shared_by_the_functions_requests() -> None:
     assert [scenario.fixed(MODES["fixed-full"], place) for place in range(3)] == [4, 2, 1]
     assert [scenario.fixed(MODES["fixed-half"], place) for place in range(3)] == [2, 1, 1]
     assert scenario.fixed(MODES["hypercast"], 0) is None
-    assert scenario.slots == 1 and not scenario.excess(MODES["fixed-full"])
+    assert scenario.slots == 2 and not scenario.excess(MODES["fixed-full"])
     small = small_scenario("--functions", "4", "--nodes", "1")
-    assert "fixed-half has 4 instances of 4 functions, but nodes hold 1" in small.excess(MODES["fixed-half"])
+    assert "fixed-half has 4 instances of 4 functions, but nodes hold 2" in small.excess(MODES["fixed-half"])
     assert not small.excess(MODES["hypercast"])
 
 
