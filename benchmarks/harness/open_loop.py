@@ -26,6 +26,7 @@ class Replay:
     arrivals: Sequence[TraceRequest]
     speedup: float
     prompts: "PromptPool"
+    bodies: Sequence[bytes] = ()
     finished: list[StreamResult] = field(default_factory=list)
     moments_s: dict[str, float] = field(default_factory=dict)
     sent: int = 0
@@ -40,6 +41,8 @@ class Replay:
 
     async def go(self, stop: asyncio.Event) -> None:
         """Send all requests and wait for the responses; `stop` abandons the rest."""
+        if not self.bodies:
+            self.prepare()
         started_s, started_cpu_s = time.perf_counter(), process_cpu_s()
         stopping = asyncio.create_task(stop.wait())
         work = asyncio.create_task(self._all(started_s))
@@ -55,6 +58,13 @@ class Replay:
                     await task
             self.wall_s, self.cpu_s = time.perf_counter() - started_s, process_cpu_s() - started_cpu_s
 
+    def prepare(self) -> None:
+        """Make all bodies, so that a burst is not late for that."""
+        self.bodies = [
+            self.prompts.body(self.functions[arrival.function], index, arrival)
+            for index, arrival in enumerate(self.arrivals)
+        ]
+
     async def _all(self, started_s: float) -> None:
         async with asyncio.TaskGroup() as group:
             for index, arrival in enumerate(self.arrivals):
@@ -66,8 +76,7 @@ class Replay:
     async def _one(self, index: int, arrival: TraceRequest, due_s: float) -> None:
         name = f"{self.run}-{index}"
         self.moments_s[name] = arrival.offset_s / self.speedup
-        body = self.prompts.body(self.functions[arrival.function], index, arrival)
-        done = await stream_completion(self.target, name, body, REQUEST_TIMEOUT_S, due_s)
+        done = await stream_completion(self.target, name, self.bodies[index], REQUEST_TIMEOUT_S, due_s)
         expected = arrival.prompt_tokens, arrival.output_tokens
         if not done.failure and (done.prompt_tokens, done.completion_tokens) != expected:
             done.failure = "wrong length"

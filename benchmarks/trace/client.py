@@ -94,6 +94,7 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
         speedup=1.0,
         prompts=prompts,
     )
+    replay.prepare()
     gc.freeze()
     watching = asyncio.create_task(_watch(replay))
     began_at, started_s, started_perf_s = time.time(), time.monotonic(), time.perf_counter()
