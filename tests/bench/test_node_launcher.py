@@ -1,17 +1,26 @@
 """What the launcher changes about a node's sources."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from benchmarks.harness.node_launcher import StartNode, sources_of
 from benchmarks.harness.rival_nodes import GroupWatcher
+from invoker.base.counters import Counters
 from invoker.loading.cast_fetch import CastContext
 from invoker.loading.loader import LoadSources
+from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport, MemoryWatcher
+from rdmacast.transports.connector import Connector
+from registry.clock import FakeClock
 
+NETWORK = MemoryNetwork()
 CASTS = CastContext(
-    node="n0", connector=Mock(), watcher=Mock(), counters=Mock(), clock=Mock(), publish=lambda progress: None
+    node="n0",
+    connector=Connector("h0", [MemoryTransport(NETWORK)]),
+    watcher=MemoryWatcher(NETWORK),
+    counters=Counters(),
+    clock=FakeClock(),
+    publish=lambda progress: None,
 )
 SOURCES = LoadSources(node="n0", host="h0", store=None, casts=CASTS, device_buffer=lambda image: None)
 
