@@ -17,13 +17,7 @@ from gateway.core.request_context import request_context
 from gateway.core.rights import Right, may
 from gateway.inference.assets import MAX_ASSET_BYTES, READ_FILES
 from gateway.requests.services import Services
-from gateway.schemas.admin import (
-    AccessPatch,
-    CreatedFunction,
-    CreateFunction,
-    PatchFunction,
-    RollbackRequest,
-)
+from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
 from gateway.tenants.access import may_read, name_taken, planned_access
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
