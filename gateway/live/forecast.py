@@ -128,7 +128,8 @@ def predict(
     """Return the waits of `queued` calls for the loads; for ready instances, if any, they wait `queue_s`.
 
     A pipeline is possible once the loads hold all layers between them: by the plan of their cast, or when
-    each of k loads from host memory has its kth part. A pair has the throughput of two ready nodes once its target holds half of the layers.
+    each of k loads from host memory has its kth part. A pair has the throughput of two ready nodes once its
+    target holds half of the layers.
     """
     load_s = min(costs.fixed_s + (1 - load.progress) * _transfer_s(load, links, costs) for load in loads)
     several = len(loads) > 1

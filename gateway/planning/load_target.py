@@ -54,8 +54,8 @@ class LoadTarget:
     It scales up at once, by several instances in one step, but starts none that would be ready only when the
     others have done the work. It scales down to the most that was needed within `scale_down_delay_s`; what
     was stopped and soon needed again is kept for `keep_alive_s` or longer, and the last instance stays for
-    `keep_alive_s` without calls. Until its instances were seen at work, it keeps
-    `target_concurrency` calls on each.
+    `keep_alive_s` without calls. Until its instances were seen at work, it keeps `target_concurrency` calls
+    on each.
     """
 
     def __init__(self, settings: LoadTargetSettings | None = None) -> None:

@@ -87,7 +87,7 @@ class Replicator:
         )
         self._backoff.expire(now)
         owners = self._assign_owners(step)
-        for image in step.kept:
+        for image in step.current:
             if image in owners:
                 self._keep(image, owners[image], step)
         self._unpin_others(step)
