@@ -54,6 +54,12 @@ def burstiness(offsets_s: Sequence[float], length_s: float) -> float:
     return square / mean**2 - 1 if mean else 0.0
 
 
+def sample(part: Sequence[TraceRequest], share: float, seed: int) -> list[TraceRequest]:
+    """Return each request with probability `share`, at its own time; at least the first one."""
+    draw = random.Random(f"sample {seed}")
+    return [one for one in part if draw.random() < share] or list(part[:1])
+
+
 def spread(trace: Sequence[TraceRequest], functions: int, seed: int) -> list[TraceRequest]:
     """Return the requests, each to one of the functions, of which the n-th has 1/n of the first one's."""
     draw = random.Random(seed)

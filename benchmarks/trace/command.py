@@ -39,6 +39,7 @@ from benchmarks.harness.arguments import (
     not_negative,
     positive,
     say,
+    share,
     some_of,
 )
 from benchmarks.harness.crew import CrewError
@@ -158,6 +159,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--start", type=_start, default=0.0, help="second of the half, or `burst` where it is burstiest")
     add("--minutes", type=positive, default=5.0, help="minutes of the trace")
+    add("--sample", type=share, default=1.0, help="keep this share of its requests, chosen at random")
     add("--speedup", type=positive, default=4.0, help="play the trace this many times faster")
     add("--nodes", type=at_least(1), default=8, help="nodes")
     add_emulated(parser, slower=4)

@@ -50,8 +50,9 @@ def _title(rows: Sequence[Row]) -> str:
     params = rows[0]["params"]
     functions = f", {params['functions']} functions" if params.get("functions", 1) > 1 else ""
     half = "" if params.get("half", "whole") == "whole" else f", {params['half']} half"
+    kept = "" if params.get("sample", 1) == 1 else f"{params['sample']:.0%} of "
     says = (
-        f"{params['trace']}{half} from {params['from_s']:.0f} s, {params['minutes']:g} min at "
+        f"{kept}{params['trace']}{half} from {params['from_s']:.0f} s, {params['minutes']:g} min at "
         f"{params['speedup']:g} times its speed{functions}\n{params['emulated']}, {params['nodes']} nodes"
     )
     slower = f", {params['slower']} times slower" if params["slower"] != 1 else ", in real time"

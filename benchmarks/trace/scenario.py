@@ -11,7 +11,7 @@ from benchmarks.harness.records import chosen
 from benchmarks.harness.traces import TraceRequest, read_trace, trim_to_context
 from benchmarks.scaleout.profiles import network_bytes_per_s
 from benchmarks.scaleout.scenarios import emulated_device, emulated_model
-from benchmarks.trace.arrivals import burstiness, part_of, shares, spread
+from benchmarks.trace.arrivals import burstiness, part_of, sample, shares, spread
 from benchmarks.trace.measures import ModelScale, Slo
 from benchmarks.trace.modes import TraceMode
 from benchmarks.trace.synthetic import SYNTHETIC, synthetic_trace
@@ -196,6 +196,7 @@ def scenario_of(args: argparse.Namespace) -> tuple[TraceScenario, dict[str, Any]
     """Return the scenario, and facts about its part of the trace. Raises ValueError, OSError."""
     trace = trace_of(args)
     from_s, part = part_of(trace, args.half, args.start, 60 * args.minutes)
+    part = sample(part, args.sample, args.seed)
     timed = [TraceRequest(one.offset_s / args.speedup, one.prompt_tokens, one.output_tokens) for one in part]
     trimmed = trim_to_context(spread(timed, args.functions, args.seed), args.profile.model.context)
     facts = {
@@ -238,14 +239,14 @@ def trace_of(args: argparse.Namespace) -> list[TraceRequest]:
 def params_of(args: argparse.Namespace, scenario: TraceScenario, mode: TraceMode) -> dict[str, Any]:
     """Return the parameters of a mode's record."""
     links = asdict(args.profile.links)
-    names = ("trace", "half", "start", "minutes", "speedup", "nodes", "slower", "functions", "seed", "repeat")
+    names = ("trace", "half", "start", "minutes", "sample", "speedup", "nodes", "slower", "functions")
     scaling = ("policy", "target_concurrency", "scale_down_delay", "keep_alive", "host_ttl", "tail")
     scale = scenario.device.scale
     return {
         "emulated": str(args.profile),
         "model": scenario.bundles[0].architecture,
         "image_bytes": scenario.image_bytes * scale,
-        **chosen(args, *names, *scaling, "holders", "min_instances"),
+        **chosen(args, *names, "seed", "repeat", *scaling, "holders", "min_instances"),
         "host_ttl_by": mode.host_ttl_by,
         "host_models": scenario.host_models(mode),
         "arena_bytes": scenario.arena_bytes * scale,

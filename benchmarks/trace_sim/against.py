@@ -29,7 +29,7 @@ _SAME = (
     "tail",
 )
 # The same where records have them; earlier ones had the defaults.
-_SINCE = {"min-instances": "min_instances", "host-images": "host_models"}
+_SINCE = {"min-instances": "min_instances", "host-images": "host_models", "sample": "sample"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,13 +43,14 @@ from benchmarks.harness.arguments import (
     benchmark_parser,
     not_negative,
     positive,
+    share,
     some_of,
 )
 from benchmarks.harness.percentile import percentile
 from benchmarks.harness.records import Record, all_but, describe_run, recording
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, trim_to_context
 from benchmarks.scaleout.scenarios import add_emulated, parse_emulated
-from benchmarks.trace.arrivals import BURST, HALVES, bounds, part_of, spread
+from benchmarks.trace.arrivals import BURST, HALVES, bounds, part_of, sample, spread
 from benchmarks.trace.scenario import TRACES, trace_of
 from benchmarks.trace.synthetic import SYNTHETIC
 from benchmarks.trace_sim.against import compared, measured
@@ -110,6 +111,7 @@ def arrivals_of(args: argparse.Namespace) -> tuple[list[Iterator[TraceRequest]],
             for number, weight in enumerate(zipf_weights(args.functions))
         ], args.hours * 3600
     _, part = part_of(trace, args.half, args.start, 60 * args.minutes)
+    part = sample(part, args.sample, args.seed)
     timed = [replace(one, offset_s=one.offset_s / args.speedup) for one in part]
     requests = trim_to_context(spread(timed, args.functions, args.seed), context).arrivals
     own = each_function(requests, args.functions)
@@ -204,6 +206,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--start", type=_start, default=0.0, help="second of the half, or `burst` where it is burstiest")
     add("--minutes", type=positive, default=5.0, help="minutes of the trace, without --hours")
     add("--speedup", type=positive, default=1.0, help="divide the times between requests by this")
+    add("--sample", type=share, default=1.0, help="keep this share of the requests, without --hours")
     add("--hours", type=positive, help="repeat the trace for so many hours of a day")
     add("--functions", type=at_least(1), default=1, help="functions that share the requests")
     add("--rate", type=positive, help="mean requests a second of all functions (default the trace's)")

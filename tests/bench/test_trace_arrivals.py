@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness.traces import TraceRequest, read_trace
-from benchmarks.trace.arrivals import bounds, burstiness, part_of, spread
+from benchmarks.trace.arrivals import bounds, burstiness, part_of, sample, spread
 from benchmarks.trace.scenario import TRACES
 from benchmarks.trace.synthetic import (
     LENGTH_S,
@@ -35,6 +35,15 @@ def test_halves_share_no_request() -> None:
     _, second = part_of(TRACE, "second", 0.0, 301.0)
     assert not {one.prompt_tokens for one in first} & {one.prompt_tokens for one in second}
     assert len(first) + len(second) == len(TRACE)
+
+
+def test_a_sample_keeps_its_share_and_the_times() -> None:
+    part = [TraceRequest(float(second), 1, 1) for second in range(4000)]
+    kept = sample(part, 0.4, 7)
+    assert 1500 < len(kept) < 1700 and set(kept) < set(part)
+    assert kept == sample(part, 0.4, 7) != sample(part, 0.4, 8)
+    assert sample(part, 1.0, 7) == part
+    assert sample(part, 1e-9, 7) == part[:1]
 
 
 def test_the_burstiest_part_is_found() -> None:
