@@ -1,7 +1,7 @@
-"""Percentiles of measurements."""
+"""Percentiles and quantiles of measurements."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -9,3 +9,12 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(len(values) * share / 100) - 1)]
+
+
+def quantiles(values: Iterable[float], count: int = 200) -> list[float]:
+    """Return evenly spaced quantiles, the least and the greatest among them."""
+    ordered = sorted(values)
+    if not ordered:
+        return []
+    last = len(ordered) - 1
+    return [round(ordered[round(last * step / count)], 6) for step in range(count + 1)]

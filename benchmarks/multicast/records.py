@@ -3,9 +3,11 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.percentile import quantiles
 from benchmarks.harness.records import new_figure, save_figure, timed
 from benchmarks.multicast.messages import MulticastTask, block_bytes
 from benchmarks.multicast.run import CastRun, MulticastContender, sum_counts
@@ -159,6 +161,10 @@ def _others_s(run: CastRun, sources: int, slow: dict[int, float]) -> float:
     return max(seconds for rank, seconds in enumerate(run.complete_s, start=sources) if rank not in slow)
 
 
+def _median_run(runs: Sequence[CastRun]) -> CastRun:
+    return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
+
+
 def _of_plan(
     plan: TransferPlan, task: MulticastTask, runs: Sequence[CastRun], setting: RunSetting
 ) -> dict[str, Any]:
@@ -167,6 +173,7 @@ def _of_plan(
     simulated = simulate(plan, links, setting.nbytes / plan.shape.blocks)
     return {
         "first_pipeline_s": statistics.median(first_pipeline_s(plan, run.arrived_s) for run in runs),
+        "block_quantiles_s": quantiles(chain.from_iterable(_median_run(runs).arrived_s), 100),
         "simulated_s": simulated.seconds,
         "transports": sum_counts(run.transports for run in runs),
         "faults": sum_counts(run.faults for run in runs),

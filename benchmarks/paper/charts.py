@@ -1,4 +1,4 @@
-"""Charts of the page that no single benchmark draws: the ablation, and multicast by size and nodes."""
+"""Charts of the page that no benchmark draws: the ablation, casts by size and nodes, arrivals of blocks."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,6 +75,29 @@ def plot_multicast(rows: Rows, path: Path) -> None:
     figure.suptitle("simulated on links of 400 Gbit/s; stars: times that λScale's authors recorded")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    save_figure(figure, path)
+
+
+def plot_block_arrivals(rows: Rows, path: Path) -> None:
+    """Draw the share of blocks that have arrived at all targets over time, a panel for each number of nodes.
+
+    A plain copy of the model over one link would take until the dotted line.
+    """
+    casts = [row for row in rows if row.get("block_quantiles_s") and row["params"]["sources"] == 1]
+    counts = sorted({row["params"]["nodes"] for row in casts})
+    figure = new_figure(13, 4)
+    for axes, nodes in zip(figure.subplots(1, len(counts), squeeze=False)[0], counts, strict=True):
+        of_nodes = [row for row in casts if row["params"]["nodes"] == nodes]
+        for row in of_nodes:
+            arrived_s = row["block_quantiles_s"]
+            axes.plot(
+                arrived_s, [at / (len(arrived_s) - 1) for at in range(len(arrived_s))], label=row["name"]
+            )
+        axes.axvline(of_nodes[0]["limit_s"], color="black", linestyle=":", linewidth=1)
+        axes.set(
+            title=f"{nodes} nodes, one source", xlabel="seconds", ylabel="share of blocks", ylim=(0, 1.02)
+        )
+        axes.legend(fontsize="small", loc="lower right")
     save_figure(figure, path)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.harness.result_files import ResultFiles
 from benchmarks.live_picture.draw import draw as draw_live_picture
-from benchmarks.paper.charts import ABLATION_SOURCES, plot_ablation, plot_multicast
+from benchmarks.paper.charts import ABLATION_SOURCES, plot_ablation, plot_block_arrivals, plot_multicast
 from benchmarks.paper.sources import Source, find_sources
 from benchmarks.scaleout.plot import plot as plot_scaleout
 from benchmarks.trace.plot import plot as plot_trace
@@ -100,6 +100,7 @@ PICTURES: Sequence[Picture] = (
         for k in (1, 2, 4)
     ),
     _picture("scaleout-13b-serving", "The same with two nodes that serve before", plot_scaleout),
+    _picture("multicast", "Arrival of blocks in casts over shaped links", plot_block_arrivals),
     _picture("sim-multicast", "Casts of 7B, 13B and 70B, simulated", plot_multicast),
     _picture(
         "live-picture",

@@ -1,6 +1,6 @@
 """SLO attainment, sums over time, and percentiles of the answers to a trace (pure)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.percentile import percentile
@@ -71,15 +71,6 @@ def cumulated(series: Series, from_s: float, to_s: float, steps: int = 100) -> l
     """Return the sum over time up to each of some moments."""
     moments = [from_s + (to_s - from_s) * step / steps for step in range(steps + 1)]
     return [(round(at_s, 3), round(integral(series, from_s, at_s), 3)) for at_s in moments]
-
-
-def quantiles(values: Iterable[float], count: int = 200) -> list[float]:
-    """Return evenly spaced quantiles, the least and the greatest among them."""
-    ordered = sorted(values)
-    if not ordered:
-        return []
-    last = len(ordered) - 1
-    return [round(ordered[round(last * step / count)], 6) for step in range(count + 1)]
 
 
 def ttft_by_start(answers: Sequence[Answer]) -> dict[str, dict[str, float | None]]:

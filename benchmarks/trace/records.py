@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness.percentile import percentile
+from benchmarks.harness.percentile import percentile, quantiles
 from benchmarks.trace.client import StreamedAnswer
 from benchmarks.trace.decisions import decision_figures
 from benchmarks.trace.link_use import network_use
@@ -17,7 +17,6 @@ from benchmarks.trace.measures import (
     cumulated,
     integral,
     latencies,
-    quantiles,
     ttft_by_rate,
     ttft_by_start,
 )

@@ -129,6 +129,8 @@ def test_a_planners_record_tells_what_was_planned(crew: Crew) -> None:
     assert row["params"]["blocks"] == 4
     assert row["simulated_s"] == pytest.approx(1.25)
     assert row["first_pipeline_s"] == 1.0
+    arrivals = row["block_quantiles_s"]
+    assert (arrivals[0], arrivals[50], arrivals[-1]) == (0.25, 0.75, 1.25)
     assert "chain" in show(row) and "1.25 x limit" in show(row)
 
 

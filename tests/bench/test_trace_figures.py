@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from benchmarks.harness.percentile import quantiles
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.testbed.link_meter import LinkBytes
 from benchmarks.trace import command
@@ -26,7 +27,6 @@ from benchmarks.trace.measures import (
     cumulated,
     five_means,
     integral,
-    quantiles,
     ttft_by_rate,
     ttft_by_start,
 )
