@@ -12,7 +12,7 @@ from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenO
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.runner import EngineRunner
 from invoker.handlers.running import HandlerOutput
-from invoker.instances.calls import Calls, NodeCall
+from invoker.instances.calls import Calls, HeldCall
 from invoker.instances.instance import Handler, Instance
 from invoker.kv.choice import PrefillRate
 from invoker.kv.transfer import KvConnector
@@ -166,7 +166,7 @@ async def invoke_handler(
     yield usage if returned is None else HandlerChunk(data=returned, usage=usage)
 
 
-def _usage(call: NodeCall, took_s: float, *, prompt: int, completion: int = 0) -> RequestUsage:
+def _usage(call: HeldCall, took_s: float, *, prompt: int, completion: int = 0) -> RequestUsage:
     """Return the usage; time not spent in the queue counts as execution."""
     return RequestUsage(
         prompt_tokens=prompt,

@@ -1,4 +1,4 @@
-"""Large JSON, encoded in pieces with turns of the event loop in between."""
+"""Large JSON, encoded in pieces between which the event loop runs."""
 
 import asyncio
 import time
@@ -6,29 +6,29 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-_TURN_S = 0.002
+_SLICE_S = 0.002
 _encode = msgspec.json.Encoder().encode
 
 
-class Turns:
-    """The turns of one encoding: it runs for some milliseconds, then lets the loop run everything else."""
+class TimeSlice:
+    """A time slice of one encoding: it runs for some milliseconds, then lets the loop run everything else."""
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
 
     async def pause(self) -> None:
-        """Let the loop run if this turn took its time."""
-        if time.perf_counter() - self._began_s > _TURN_S:
+        """Let the loop run if the slice is used up."""
+        if time.perf_counter() - self._began_s > _SLICE_S:
             await asyncio.sleep(0)
             self._began_s = time.perf_counter()
 
 
 async def encode_array(items: Iterable[object]) -> msgspec.Raw:
     """Return the items as a JSON array; the iterable makes each as it is asked for it."""
-    turns, parts = Turns(), list[bytes]()
+    time_slice, parts = TimeSlice(), list[bytes]()
     for item in items:
         parts.append(_encode(item))
-        await turns.pause()
+        await time_slice.pause()
     return msgspec.Raw(b"[%b]" % b",".join(parts))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.http.pieces import Turns, join_arrays
+from gateway.http.pieces import TimeSlice, join_arrays
 from gateway.requests.generation import ChoiceDelta, ChoiceResult
 from registry.messages.node import TokenLogprob
 
@@ -60,7 +60,7 @@ class ReplyFormat(ABC):
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     async def whole(self, outcomes: Sequence[ChoiceResult], usage: Json) -> bytes:
-        """Return the body of a response that is not streamed, encoded with turns of the event loop."""
+        """Return the body of a response that is not streamed, encoded in time slices."""
         choices: list[Json] = []
         for index, outcome in enumerate(outcomes):
             choice = self._whole_choice(index, outcome)
@@ -122,14 +122,14 @@ class ReplyFormat(ABC):
 
     async def _whole_logprobs(self, index: int, logprobs: Logprobs) -> Json | None:
         whole: defaultdict[str, list[bytes]] = defaultdict(list)
-        turns = Turns()
+        time_slice = TimeSlice()
         for first in range(0, len(logprobs) or 1, _PIECE_TOKENS):
             piece = self._logprobs(index, logprobs[first : first + _PIECE_TOKENS])
             if piece is None:
                 return None
             for name, value in piece.items():
                 whole[name].append(_encode(value))
-            await turns.pause()
+            await time_slice.pause()
         return {name: None if parts[0] == b"null" else join_arrays(parts) for name, parts in whole.items()}
 
     @abstractmethod

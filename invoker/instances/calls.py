@@ -20,7 +20,7 @@ END_S = 2.0  # a gateway's timeout for the usage of cancelled calls is a little 
 log = logging.getLogger("invoker.calls")
 
 
-class NodeCall:
+class HeldCall:
     """An EngineCall of the channel, reference-counted: it ends when neither handler nor engine holds it.
 
     A context manager of its handler, which finishes it.
@@ -33,7 +33,7 @@ class NodeCall:
         metered: MeteredCall,
         peer: str,
         task: asyncio.Task[None] | None,
-        on_end: Callable[["NodeCall"], None],
+        on_end: Callable[["HeldCall"], None],
     ) -> None:
         self.metered = metered
         self.peer = peer
@@ -45,9 +45,9 @@ class NodeCall:
         self._waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
-        return f"<NodeCall of {self.peer or 'no peer'}: {self.metered!r}>"
+        return f"<HeldCall of {self.peer or 'no peer'}: {self.metered!r}>"
 
-    def __enter__(self) -> "NodeCall":
+    def __enter__(self) -> "HeldCall":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +109,7 @@ class InstanceSteps:
         self._meter.start_step(self._account)
 
     def end_step(self, work: Sequence[tuple[EngineCall, int]]) -> None:
-        shares = [(call.metered, tokens) for call, tokens in work if isinstance(call, NodeCall)]
+        shares = [(call.metered, tokens) for call, tokens in work if isinstance(call, HeldCall)]
         self._meter.end_step(self._account, shares)
         self._lock.release()
 
@@ -132,8 +132,8 @@ class Calls:
         self._now_s = now_s
         self._max_ended = max_ended
         self._end_s = end_s
-        self._calls: dict[str, NodeCall] = {}
-        self._ended: dict[MeteredCall, NodeCall] = {}  # in order of their ends
+        self._calls: dict[str, HeldCall] = {}
+        self._ended: dict[MeteredCall, HeldCall] = {}  # in order of their ends
         self._missed: dict[str, None] = {}  # the oldest first
 
     @cached_property
@@ -143,15 +143,15 @@ class Calls:
     def __repr__(self) -> str:
         return f"<Calls: {len(self._calls)} calls, {len(self._ended)} of them ended>"
 
-    def open(self, account: MeterAccount, call_id: str) -> NodeCall:
+    def open(self, account: MeterAccount, call_id: str) -> HeldCall:
         """Open a call that is handled until its `finish`, by this task; it is kept until settled."""
         self._orphan_previous(call_id)
         task = asyncio.current_task(self._loop)
-        call = NodeCall(self._meter.open_call(account, call_id), caller.get(), task, self._on_call_end)
+        call = HeldCall(self._meter.open_call(account, call_id), caller.get(), task, self._on_call_end)
         self._calls[call_id] = call
         return call
 
-    def join(self, account: MeterAccount, call_id: str) -> NodeCall:
+    def join(self, account: MeterAccount, call_id: str) -> HeldCall:
         """Hold a call that a stage runs steps for, until its release.
 
         A new one, opened if the call is unknown here, belongs to no peer: its gateway settles it by id.
@@ -164,19 +164,19 @@ class Calls:
                 del self._ended[known.metered]
             return known
         self._orphan_previous(call_id)
-        call = self._calls[call_id] = NodeCall(
+        call = self._calls[call_id] = HeldCall(
             self._meter.open_call(account, call_id), "", None, self._on_call_end
         )
         # The gateway has ended it already, so its record contains no time of this node.
         call.orphan = call_id in self._missed
         return call
 
-    def occupy(self, call: NodeCall) -> None:
+    def occupy(self, call: HeldCall) -> None:
         """Charge the call for the accelerator until `vacate`, shared by its instance's calls."""
         call.hold()
         self._meter.occupy(call.metered)
 
-    def vacate(self, call: NodeCall) -> None:
+    def vacate(self, call: HeldCall) -> None:
         """Stop charging the call for the accelerator."""
         self._meter.vacate(call.metered)
         call.release()
@@ -187,7 +187,7 @@ class Calls:
         Time used after END_S by a call that could not be stopped is recorded as lost; so is all time of a
         call whose first step has not arrived here yet.
         """
-        found: dict[str, NodeCall] = {}
+        found: dict[str, HeldCall] = {}
         for call_id in call_ids:
             if call_id in self._calls:
                 found[call_id] = self._calls[call_id]
@@ -234,7 +234,7 @@ class Calls:
 
     def expire(self) -> None:
         """Record and forget calls that no gateway has settled within MAX_AGE_S, or beyond `max_ended`."""
-        old: list[NodeCall] = []
+        old: list[HeldCall] = []
         now_s = self._now_s()
         excess = len(self._ended) - self._max_ended
         for call in self._ended.values():
@@ -247,7 +247,7 @@ class Calls:
         self._record_lost(old)
         self._forget(old)
 
-    async def _wait_all_ended(self, calls: Iterable[NodeCall]) -> bool:
+    async def _wait_all_ended(self, calls: Iterable[HeldCall]) -> bool:
         """Wait until these have ended; return False after `end_s`."""
         try:
             async with asyncio.timeout(self._end_s):
@@ -264,18 +264,18 @@ class Calls:
             before.orphan = True
             self._record_lost([before])
 
-    def _on_call_end(self, call: NodeCall) -> None:
+    def _on_call_end(self, call: HeldCall) -> None:
         call.ended_s = self._now_s()
         self._ended[call.metered] = call
         if call.orphan:
             self._record_lost([call])
 
-    def _record_lost(self, calls: Iterable[NodeCall]) -> None:
+    def _record_lost(self, calls: Iterable[HeldCall]) -> None:
         ended = [call.metered for call in calls if call.ended_s is not None]
         if ended:
             self._meter.record_lost(ended)
 
-    def _forget(self, calls: Iterable[NodeCall]) -> None:
+    def _forget(self, calls: Iterable[HeldCall]) -> None:
         calls = list(calls)
         for call in calls:
             self._ended.pop(call.metered, None)

@@ -16,9 +16,9 @@ from rdmacast.transports.verbs.device import Device, LocalMemory
 from rdmacast.transports.verbs.memory import address_of
 from rdmacast.transports.verbs.native_pairs import (
     NativeRegistration,
+    NativeServingPair,
     PairContext,
     ReadingPair,
-    ServingPair,
     close_logged,
     register_gpu,
 )
@@ -126,9 +126,9 @@ class NativeDevice:
         with refusals(self._verbs, "cannot make a queue pair"):
             return ReadingPair(self._pairs, self._pd)
 
-    def serving_pair(self) -> ServingPair:
+    def serving_pair(self) -> NativeServingPair:
         with refusals(self._verbs, "cannot make a queue pair"):
-            return ServingPair(self._pairs, self._pd if self._binds else None)
+            return NativeServingPair(self._pairs, self._pd if self._binds else None)
 
     def register(self, address: int, nbytes: int, *, writable: bool) -> NativeRegistration:
         with refusals(self._verbs, f"cannot register {nbytes} bytes of memory"):
@@ -150,7 +150,7 @@ class NativeDevice:
         start = address_of(memoryview(page))
         try:
             registered = self.register(start, len(page), writable=True)
-            with closing(registered), closing(ServingPair(self._pairs, self._pd)) as served:
+            with closing(registered), closing(NativeServingPair(self._pairs, self._pd)) as served:
                 with closing(self.queue_pair()) as reading:
                     reading.connect(served.address)
                     served.connect(reading.address)

@@ -184,8 +184,8 @@ class ReadingPair(_Pair):
         return self._faults.get(int(ended.status), f"status {ended.status}")
 
 
-class ServingPair(_Pair):
-    """A ServingPair in the protection domain `pd` of all registrations; with None, in one of its own."""
+class NativeServingPair(_Pair):
+    """A serving pair in the protection domain `pd` of all registrations; with None, in one of its own."""
 
     def __init__(self, context: PairContext, pd: Any | None) -> None:
         self.binds = pd is not None

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from invoker.instances.calls import MAX_AGE_S, Calls, NodeCall
+from invoker.instances.calls import MAX_AGE_S, Calls, HeldCall
 from invoker.metering.accounts import LedgerRecord, MeterAccount
 from invoker.metering.meter import MAX_UNSENT, GpuMeter
 from registry.clock import FakeClock
@@ -30,7 +30,7 @@ class Node:
             self.clock.advance(seconds)
 
     @contextmanager
-    def occupying(self, call: NodeCall) -> Iterator[None]:
+    def occupying(self, call: HeldCall) -> Iterator[None]:
         self.calls.occupy(call)
         try:
             yield
