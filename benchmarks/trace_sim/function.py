@@ -24,7 +24,8 @@ MAX_FRESH, MAX_FRESH_TOKENS = (
 class SimulatedFunction:
     """One function. `ready` and `starting` are its instances; `draining` ones finish their calls.
 
-    `deciding` while a decision is due, `timer_s` is the next one without a change.
+    `deciding` while a decision is due, `timer_s` is the next one without a change. `alone_since_s` is when
+    its calls began to wait without any instance and free node.
     """
 
     number: int
@@ -43,6 +44,7 @@ class SimulatedFunction:
     kv_tokens: int = 0
     deciding: bool = False
     timer_s: float = 0.0
+    alone_since_s: float | None = None
 
     @property
     def live(self) -> int:

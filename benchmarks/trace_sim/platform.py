@@ -16,6 +16,7 @@ from benchmarks.trace_sim.figures import RunFigures
 from benchmarks.trace_sim.function import SimulatedFunction
 from benchmarks.trace_sim.instance import EngineModel, SimulatedCall, SimulatedInstance
 from benchmarks.trace_sim.starts import Overheads, StartTimes
+from gateway.planning.plan import PlannerSettings
 from gateway.planning.policy import ScalerPolicy
 from gateway.planning.work import StartForecast
 
@@ -152,19 +153,25 @@ class SimulatedPlatform:
         decision = self.policy.decide(load, function.state, now_s)
         self.figures.decided(perf_counter() - began_s)
         function.state = decision.state
-        self._scale(function, decision.desired)
+        patience_s = max(PlannerSettings().share_after_s, starts.next_s)
+        self._scale(function, decision.desired, patience_s=patience_s)
         if decision.next_at is not None and decision.next_at != function.timer_s:
             function.timer_s = max(now_s, decision.next_at)
             self._at(function.timer_s, self._on_timer, function, function.timer_s)
 
-    def _scale(self, function: SimulatedFunction, desired: int, *, loaded: bool = False) -> None:
+    def _scale(
+        self, function: SimulatedFunction, desired: int, *, loaded: bool = False, patience_s: float = 0.0
+    ) -> None:
         missing = desired - function.live
         if missing > 0:
             if missing > self.cluster.free and function.held:
                 self._stop_victims(function, missing - self.cluster.free)
+                self._take_turn(function, patience_s)
             self._start(function, missing, loaded=loaded)
         for instance in self._surplus(function, -missing):
             self._retire(function, instance)
+        if function.live or not function.held:
+            function.alone_since_s = None
         if desired > function.live:
             self._short[function.number] = function
         else:
@@ -224,7 +231,8 @@ class SimulatedPlatform:
         function.draining.discard(instance)
         self.cluster.release(function.number, instance.node, self._now_s, loaded=loaded)
         self.figures.stopped(instance, self._now_s)
-        for other in list(self._short.values()):
+        # The platform plans all in one step, those first that have nothing.
+        for other in sorted(self._short.values(), key=lambda one: one.live > 0):
             self._changed(other)
 
     def _stop_victims(self, function: SimulatedFunction, count: int) -> None:
@@ -240,3 +248,15 @@ class SimulatedPlatform:
             if other.live > other.scaling.min_instances:
                 self._retire(other, one)
                 self._changed(other)
+
+    def _take_turn(self, function: SimulatedFunction, patience_s: float) -> None:
+        """Stop an instance of the function with the most once one without any has waited for `patience_s`."""
+        if function.live or self.cluster.free or any(other.draining for other in self.functions):
+            return
+        if function.alone_since_s is None:
+            function.alone_since_s = self._now_s
+            self._at(self._now_s + patience_s, self._changed, function)
+        largest = max(self.functions, key=lambda other: len(other.ready))
+        if self._now_s >= function.alone_since_s + patience_s and len(largest.ready) > 1:
+            self._retire(largest, min(largest.ready, key=lambda one: one.calls))
+            self._changed(largest)

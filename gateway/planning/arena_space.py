@@ -1,7 +1,7 @@
 """Arena space: what instances occupy, where starts find it, and which idle ones stop when calls need it."""
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
@@ -200,6 +200,14 @@ def instance_bytes(state_cache: ClusterStateCache, instance: InstanceRecord) -> 
     return version.image_bytes if version is not None and version.image is not None else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreedNode:
+    """A node that will have the space for a start once `victims` and what is leaving have stopped."""
+
+    node: NodeRecord
+    victims: Sequence[InstanceRecord] = ()
+
+
 def choose_victims(
     request: SpaceRequest,
     space: ArenaSpace,
@@ -207,30 +215,77 @@ def choose_victims(
     *,
     in_flight: Mapping[str, int],
     stopping: Collection[str],
-) -> list[InstanceRecord]:
-    """Choose idle surplus instances to stop, on the node where the fewest are needed for a start to fit.
+    first: bool = False,
+) -> FreedNode | None:
+    """Choose instances to stop, on the node where the fewest are needed for a start to fit.
 
-    The oldest are chosen first; none if a node will have the space anyway.
+    They are idle surplus, the oldest first. For the `first` instance of a version it may be one that is busy,
+    of the version with the most: functions share the nodes. There are none where the space comes anyway.
+    Return None if a node has the space, or none will.
     """
-    cache, version = space.cache, request.version
-    key = VersionKey(version.function, version.version)
+    cache, key = space.cache, VersionKey(request.version.function, request.version.version)
+    leaving = {one.instance_id for one in cache.instances() if is_leaving(one, stopping)}
+    idle = _idle_surplus(key, cache, loads, in_flight)
+    if not (idle.instances or leaving or first) or space.is_anywhere(request):
+        return None
+    freed = _fewest_victims(request, space, idle, leaving)
+    if freed is None and first:
+        freed = _fewest_victims(request, space, _largest(key, cache, loads, in_flight, leaving), leaving)
+    return freed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stoppable:
+    """Instances that may stop, each with its calls; of each version at most as many as `spare` has."""
+
+    instances: Mapping[str, int]
+    spare: Mapping[VersionKey, int]
+
+
+def _idle_surplus(
+    key: VersionKey,
+    cache: ClusterStateCache,
+    loads: Mapping[VersionKey, FunctionLoad],
+    in_flight: Mapping[str, int],
+) -> _Stoppable:
     spare = {
         other: count
         for other, load in loads.items()
         if other != key and (count := load.ready - max(load.needed, load.scaling.min_instances)) > 0
     }
-    idle = {
-        one.instance_id: one
-        for other in spare
-        for one in cache.ready(other)
-        if not in_flight.get(one.instance_id)
-    }
-    leaving = {one.instance_id: one for one in cache.instances() if is_leaving(one, stopping)}
-    names = {one.node for one in (*idle.values(), *leaving.values())}
-    if not names or space.is_anywhere(request):
-        return []
-    best: list[InstanceRecord] | None = None
-    for node in space.index.in_order(name for name in names if name in space.index.usable):
+    ready = (one.instance_id for other in spare for one in cache.ready(other))
+    return _Stoppable(instances={name: 0 for name in ready if not in_flight.get(name)}, spare=spare)
+
+
+def _largest(
+    key: VersionKey,
+    cache: ClusterStateCache,
+    loads: Mapping[VersionKey, FunctionLoad],
+    in_flight: Mapping[str, int],
+    leaving: Collection[str],
+) -> _Stoppable:
+    """Return the instances of the other version that has the most, all but one of which may stop."""
+    most = max((other for other in loads if other != key), key=lambda k: (loads[k].ready, k), default=key)
+    spare = loads[most].ready - max(1, loads[most].scaling.min_instances)
+    if most == key or spare <= 0:
+        return _Stoppable(instances={}, spare={})
+    ready = [one.instance_id for one in cache.ready(most) if one.instance_id not in leaving]
+    return _Stoppable(instances={name: in_flight.get(name, 0) for name in ready}, spare={most: spare})
+
+
+def _fewest_victims(
+    request: SpaceRequest, space: ArenaSpace, stoppable: _Stoppable, leaving: Collection[str]
+) -> FreedNode | None:
+    """Return the node with the fewest, of as many those with the fewest calls; None if no node would do.
+
+    Nothing has to stop where instances are `leaving` that suffice.
+    """
+    cache, version = space.cache, request.version
+    best: tuple[int, int] | None = None
+    chosen: FreedNode | None = None
+    found = [cache.instance(name) for name in (*stoppable.instances, *leaving)]
+    names = {one.node for one in found if one is not None and one.node in space.index.usable}
+    for node in space.index.in_order(names):
         if node.id not in request.free or not can_run(version, node):
             continue
         here = space.index.instances_on(node.id)
@@ -238,17 +293,18 @@ def choose_victims(
         lack = space.lacks(request, node)
         lack -= sum(freed[i.instance_id] for i in here if i.instance_id in leaving)
         if lack <= 0:
-            return []
-        left, victims = Counter(spare), []
+            return FreedNode(node=node)
+        left, victims = Counter(stoppable.spare), []
         for instance in sorted(here, key=lambda i: i.since):
             other = VersionKey(instance.function, instance.version)
-            if lack > 0 and instance.instance_id in idle and left[other] > 0:
+            if lack > 0 and instance.instance_id in stoppable.instances and left[other] > 0:
                 left[other] -= 1
                 lack -= freed[instance.instance_id]
                 victims.append(instance)
-        if lack <= 0 and (best is None or len(victims) < len(best)):
-            best = victims
-    return best or []
+        rank = len(victims), sum(stoppable.instances[one.instance_id] for one in victims)
+        if lack <= 0 and (best is None or rank < best):
+            best, chosen = rank, FreedNode(node=node, victims=victims)
+    return chosen
 
 
 def is_leaving(instance: InstanceRecord, stopping: Collection[str]) -> bool:

@@ -26,10 +26,10 @@ _HeapEntry = tuple[tuple[int, bool, bool], int, tuple[int, int, str], _GroupKey]
 class StartCandidate:
     """A node as a candidate for a start of one image.
 
-    `free_bytes` includes arena space of idle images; a start takes at least `need_bytes`, and preferably
-    `preferred_bytes`. `instances` counts those on the node. `rank`: 0 the accelerator holds the image, 1 its
-    host, 2 its host is loading it, 3 its disk holds it, 4 none. `crowded`: the image would evict pinned
-    copies from the host's memory.
+    `free_bytes` includes arena space of idle images; a start takes at least `need_bytes` (None: none at all),
+    and preferably `preferred_bytes`. `instances` counts those on the node. `rank`: 0 the accelerator holds
+    the image, 1 its host, 2 its host is loading it, 3 its disk holds it, 4 none. `crowded`: the image would
+    evict pinned copies from the host's memory.
     """
 
     id: str
@@ -37,13 +37,13 @@ class StartCandidate:
     rank: int
     free_bytes: int
     instances: int
-    need_bytes: int = 0
+    need_bytes: int | None = None
     preferred_bytes: int = 0
     crowded: bool = False
 
     @property
     def fits(self) -> bool:
-        return self.free_bytes >= self.need_bytes or not self.need_bytes
+        return self.need_bytes is None or self.free_bytes >= self.need_bytes
 
     @property
     def tight(self) -> bool:
@@ -82,7 +82,7 @@ def start_candidates(
                 rank=rank,
                 free_bytes=room,
                 instances=instances.get(node.id, 0),
-                need_bytes=image_need(version, node) + min_bytes,
+                need_bytes=image_need(version, node) + min_bytes if image else None,
                 preferred_bytes=image_need(version, node) + max(min_bytes, preferred_bytes),
                 crowded=rank > NEAREST[Tier.HOST] and host_room_bytes(node) < version.image_bytes,
             )

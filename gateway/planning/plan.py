@@ -18,7 +18,8 @@ class PlannerSettings:
     better off on the first instance while a second one starts. Where the load decides, it serves as many as
     `load_batch`: prompts are paced and KV cache is counted besides. A handler serves exactly its target.
     Calls fail after `no_source_s` without a node that holds or can read the image; until then such a node may
-    come back.
+    come back. A version without any instance takes a node of the one with the most once its calls have waited
+    for `share_after_s` and for as long as a start takes (docs/OPERATIONS.md).
     """
 
     max_starts: int = 3
@@ -30,6 +31,7 @@ class PlannerSettings:
     record_wait_s: float = 10.0
     request_age_s: float = 15.0
     no_source_s: float = 5.0
+    share_after_s: float = 5.0
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
 

@@ -6,6 +6,7 @@ requested twice. `plan` returns actions; the controller that executes them repor
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -172,10 +173,10 @@ class ScalingPlanner:
             self._remove(key)
         for key in [k for k in self._states if k not in loads]:
             self._remove(key)
-        # Current versions first, since old ones wait for them; those with queued calls before others.
+        # Current versions first, since old ones wait for them.
         return sorted(
             loads,
-            key=lambda k: (k.version != functions[k.function].current, -loads[k].held, str(k)),
+            key=lambda k: (k.version != functions[k.function].current, *_turn(loads[k]), str(k)),
         )
 
     def _start_ahead(self, new: VersionKey, load: FunctionLoad) -> None:
@@ -352,3 +353,10 @@ class ScalingPlanner:
     def on_fetched(self, key: VersionKey) -> None:
         """Record the end of a read of a version's record."""
         self._starts.on_fetched(key)
+
+
+def _turn(load: FunctionLoad) -> tuple[float, int]:
+    """Return a key by which versions get nodes: first those without an instance, then by calls that wait."""
+    if load.live:
+        return -load.held / load.live, -load.held
+    return -math.inf if load.held else 0.0, -load.held

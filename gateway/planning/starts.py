@@ -3,7 +3,7 @@
 Pure but for what it keeps: starts and prefetches that were requested and that the state cache does not show.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -80,6 +80,9 @@ class StartPlanner:
         self._backoff = backoff
         self._fetching: set[VersionKey] = set()
         self._space: ArenaSpace | None = None
+        # Versions whose calls wait without any instance, since when: up to the last step, and in this one.
+        self._without: dict[VersionKey, float] = {}
+        self._still_without: dict[VersionKey, float] = {}
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
         self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
@@ -90,31 +93,45 @@ class StartPlanner:
     def begin(self) -> None:
         """Begin a planning step."""
         self._space = None
+        self._without, self._still_without = self._still_without, {}
 
-    def plan(self, request: StartRequest, step: ScalingStep) -> tuple[StartResult, list[InstanceRecord]]:
-        """Add starts to the plan, as far as nodes allow; return also idle instances to stop for the rest."""
+    def plan(self, request: StartRequest, step: ScalingStep) -> tuple[StartResult, Sequence[InstanceRecord]]:
+        """Add starts to the plan, as far as nodes allow; return also instances to stop for the rest."""
         key, cache = request.key, step.cache
         version, load = cache.version(key), step.loads[key]
         if version is None:
             self._fetch(key, step.plan)
-            return StartResult.PLANNED, []
+            return StartResult.PLANNED, ()
         kinds = cache.index.of_each_kind()
         if unschedulable_reason(version, kinds):
-            return StartResult.UNSCHEDULABLE, []
+            return StartResult.UNSCHEDULABLE, ()
         wanted = self._space_request(request, version, step)
         space = self._step_space(cache)
         chosen = choose_starts(wanted.count, space.candidates(wanted))
         targets = [cache.index.usable[site.id] for site in chosen]
         error = self._add_starts(version, targets, space, step)
         if error:
-            return self._defer(request, version, error, step, step.now + self._settings.no_source_s), []
+            return self._defer(request, version, error, step, step.now + self._settings.no_source_s), ()
         hopeless = not load.held or all(too_small(node, version, wanted.min_bytes) for node in kinds)
         if wanted.min_bytes and not targets and hopeless:
-            return self._defer(request, version, self._backoff.space_reason(key), step, step.now), []
+            return self._defer(request, version, self._backoff.space_reason(key), step, step.now), ()
         if len(targets) == request.count or not load.held or not version.image:
-            return StartResult.PLANNED, []
-        victims = choose_victims(wanted, space, step.loads, in_flight=step.in_flight, stopping=self.stopping)
-        return StartResult.PLANNED, victims
+            return StartResult.PLANNED, ()
+        freed = choose_victims(
+            wanted,
+            space,
+            step.loads,
+            in_flight=step.in_flight,
+            stopping=self.stopping,
+            first=not (load.live or targets) and self._is_patience_over(key, load, step),
+        )
+        if freed is None:
+            return StartResult.PLANNED, ()
+        # Of this step no other start takes the space.
+        space.reserved[freed.node.id] += image_need(version, freed.node) + extra_bytes(
+            version, wanted.min_bytes
+        )
+        return StartResult.PLANNED, freed.victims
 
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         """Return the usable nodes on which the image is arriving, oldest first."""
@@ -138,6 +155,16 @@ class StartPlanner:
         self._fetching.discard(key)
 
     # --- inside
+
+    def _is_patience_over(self, key: VersionKey, load: FunctionLoad, step: ScalingStep) -> bool:
+        """Return whether a version's calls have waited long for a node, and for as long as a start takes.
+
+        A node that others give up by themselves costs nothing; one that is taken costs them a start.
+        """
+        since = self._still_without[key] = self._without.get(key, step.now)
+        until = since + max(self._settings.share_after_s, load.starts.next_s)
+        step.plan.replan_at(until if step.now < until else None)
+        return step.now >= until
 
     def _fetch(self, key: VersionKey, plan: Plan) -> None:
         if key not in self._fetching:

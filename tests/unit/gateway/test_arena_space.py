@@ -206,7 +206,8 @@ def test_starts_and_victims_are_those_of_looking_at_all_nodes(nodes: int, seed: 
         chosen = [site.id for site in choose_starts(request.count, space.candidates(request))]
         assert chosen == starts_by_looking_at_all(scene, request, reserved)
         gone = choose_victims(request, space, scene.loads, in_flight=scene.in_flight, stopping=scene.stopping)
-        assert [one.instance_id for one in gone] == victims_by_looking_at_all(scene, request, reserved)
+        victims = [] if gone is None else [one.instance_id for one in gone.victims]
+        assert victims == victims_by_looking_at_all(scene, request, reserved)
         for id_ in chosen:
             node = scene.cache.index.usable[id_]
             space.reserved[id_] += image_need(request.version, node) + extra_bytes(request.version, 0)
@@ -253,12 +254,13 @@ def looked_at_in_vain(nodes: int) -> Callable[[], object]:
     def work() -> None:
         space = scene.space()
         assert space.candidates(request) == []
-        assert choose_victims(request, space, scene.loads, in_flight={}, stopping=()) == []
+        assert choose_victims(request, space, scene.loads, in_flight={}, stopping=()) is None
 
     return work
 
 
 def test_a_start_costs_the_same_among_four_times_the_nodes() -> None:
+    start_on(FEW)()  # the first one fills the cache of abstract base classes
     assert calls_made(start_on(MANY)) == calls_made(start_on(FEW))
 
 

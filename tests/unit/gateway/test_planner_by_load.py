@@ -144,6 +144,65 @@ def test_an_idle_instance_makes_room_for_calls_of_another_function() -> None:
     assert stops(world.plan(running(0, "b", held=1))) == ["i"]
 
 
+def test_a_function_without_an_instance_gets_a_node_of_the_one_with_the_most() -> None:
+    world = World()
+    for name in "abc":
+        world.deploy(name, nbytes=60 * MIB)
+    for node, name in (("n0", "a"), ("n1", "b"), ("n2", "b"), ("n3", "b")):
+        full = make_holding(f"{name}1", Tier.GPU, Tier.HOST, nbytes=60 * MIB)
+        world.nodes(node, holdings=(full,), gpu_free_bytes=4 * MIB)
+        world.instance(f"i-{node}", node, name)
+    calls = {"i-n0": 1, "i-n1": 9, "i-n2": 5, "i-n3": 7}
+    flood = running(1, "a") | running(21, "b", held=500)
+    waiting = running(0, "c", held=1)
+    assert stops(world.plan(flood, calls)) == []  # more calls alone take nothing from others
+    patient = world.plan(flood | waiting, calls)  # for as long as a start takes
+    assert stops(patient) == [] and patient.next_at is not None
+    world.now = patient.next_at
+    assert stops(world.plan(flood | waiting, calls)) == ["i-n2"]
+    plan = world.plan(flood | waiting, calls)
+    assert (stops(plan), starts(plan)) == ([], [])  # its node is kept for it
+
+
+def test_the_patience_of_a_function_without_an_instance_begins_with_its_calls() -> None:
+    world = World()
+    for name in "bc":
+        world.deploy(name, nbytes=60 * MIB)
+    for node in ("n0", "n1"):
+        full = make_holding("b1", Tier.GPU, Tier.HOST, nbytes=60 * MIB)
+        world.nodes(node, holdings=(full,), gpu_free_bytes=4 * MIB)
+        world.instance(f"i-{node}", node, "b")
+    calls, flood, waiting = {"i-n0": 9, "i-n1": 9}, running(18, "b", held=500), running(0, "c", held=1)
+    world.plan(flood | waiting, calls)
+    world.plan(flood, calls)
+    world.now = 1000.0
+    assert stops(world.plan(flood | waiting, calls)) == []
+
+
+def test_the_only_instance_of_another_function_is_not_taken_while_it_has_calls() -> None:
+    world = World()
+    for name, node in (("a", "n0"), ("b", "n1")):
+        world.deploy(name, nbytes=60 * MIB)
+        full = make_holding(f"{name}1", Tier.GPU, Tier.HOST, nbytes=60 * MIB)
+        world.nodes(node, holdings=(full,), gpu_free_bytes=4 * MIB)
+        world.instance(f"i-{node}", node, name)
+    world.deploy("c", nbytes=60 * MIB)
+    demand = running(1, "a") | running(1, "b") | running(0, "c", held=1)
+    assert stops(world.plan(demand, {"i-n0": 1, "i-n1": 1})) == []
+
+
+def test_a_free_node_goes_to_a_function_without_an_instance_first() -> None:
+    world = World()
+    for name in "ab":
+        world.deploy(name, nbytes=60 * MIB)
+    full = make_holding("a1", Tier.GPU, Tier.HOST, nbytes=60 * MIB)
+    world.nodes("n0", holdings=(full,), gpu_free_bytes=4 * MIB)
+    world.instance("i", "n0", "a")
+    world.nodes("n1", gpu_bytes=64 * MIB, gpu_free_bytes=64 * MIB)
+    plan = world.plan(running(9, "a", held=500) | running(0, "b", held=1), {"i": 9})
+    assert [(a.version.function, a.node) for a in plan.actions if isinstance(a, StartAction)] == [("b", "n1")]
+
+
 def test_a_redeploy_on_a_full_cluster_takes_the_room_of_the_old_version() -> None:
     world = World()
     world.deploy("f", nbytes=60 * MIB)
