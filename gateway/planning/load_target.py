@@ -202,7 +202,9 @@ class LoadTarget:
             service_s, next_s = max(service_s, 1e-6), load.starts.next_s
             patience = (service_s + budget_s) / service_s
             arriving = trend.arriving(next_s) / load.tokens.prompt_tokens
-            soon = max(soon, soon * (1 + arriving / calls - min(1.0, next_s / service_s)))
+            # Of those that arrive meanwhile, the ones of the last `service_s` are still there.
+            stay = min(1.0, service_s / next_s) if next_s else 1.0
+            soon = max(soon, soon * (1 + stay * arriving / calls - min(1.0, next_s / service_s)))
             further += math.ceil(arriving)
         present = math.ceil(amount / each)
         if not load.live:
