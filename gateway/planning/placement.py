@@ -158,17 +158,19 @@ def choose_stops(
     *,
     in_flight: Mapping[str, int],
     keep_on: Collection[str] = (),
+    loader: str | None = None,
 ) -> list[InstanceRecord]:
     """Choose `count` instances to stop.
 
-    The order is: not on `keep_on`, idle before busy, starting before ready, the youngest first. A busy one
-    finishes its calls.
+    The order is: not on `keep_on`, idle before busy, starting before ready, not on the `loader`, from which
+    the other starts get the image, the youngest first. A busy one finishes its calls.
     """
-    rows = [
-        ((i.node in keep_on, in_flight.get(i.instance_id, 0), order, -i.since, i.instance_id), i)
-        for order, group in enumerate((coming, ready))
-        for i in group
-    ]
+
+    def rank(one: InstanceRecord, order: int) -> tuple[bool, int, int, bool, float, str]:
+        calls = in_flight.get(one.instance_id, 0)
+        return one.node in keep_on, calls, order, one.node == loader, -one.since, one.instance_id
+
+    rows = [(rank(i, order), i) for order, group in enumerate((coming, ready)) for i in group]
     return [instance for _, instance in sorted(rows, key=lambda row: row[0])[:count]]
 
 

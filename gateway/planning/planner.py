@@ -116,6 +116,7 @@ class ScalingPlanner:
         self._affinities.pop(key, None)
         self._retiring.discard(key)
         self._undecided.discard(key)
+        self._starts.forget(key)
         self.backoff.reset(key)
         self.backoff.clear_deadline(key)
 
@@ -221,7 +222,10 @@ class ScalingPlanner:
         stuck = missing > 0 and self._start(key, missing, affinity, step)
         by_load = load.scaling.policy is ScalingMode.LOAD and key not in self._retiring and not state.cut
         if surplus > 0:
-            for instance in choose_stops(surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on):
+            loader = self._starts.loader(key)
+            for instance in choose_stops(
+                surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on, loader=loader
+            ):
                 if by_load and step.in_flight.get(instance.instance_id):
                     self._paused[instance.instance_id] = step.now
                     step.plan.paused[instance.instance_id] = True

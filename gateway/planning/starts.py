@@ -83,6 +83,7 @@ class StartPlanner:
         # Versions whose calls wait without any instance, since when: up to the last step, and in this one.
         self._without: dict[VersionKey, float] = {}
         self._still_without: dict[VersionKey, float] = {}
+        self._loaders: dict[VersionKey, str] = {}  # the nodes from which other starts get the image
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
         self.prefetching: dict[tuple[str, str], None] = {}  # (image, node), oldest first
@@ -136,6 +137,14 @@ class StartPlanner:
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         """Return the usable nodes on which the image is arriving, oldest first."""
         return loading_nodes(image, state_cache, self.prefetching, self.pending.values())
+
+    def loader(self, key: VersionKey) -> str | None:
+        """Return the node that last read the version's image from disk or store, for the other starts."""
+        return self._loaders.get(key)
+
+    def forget(self, key: VersionKey) -> None:
+        """Forget a version that is gone."""
+        self._loaders.pop(key, None)
 
     def on_no_space(
         self, action: StartAction, state_cache: ClusterStateCache, reason: str, now: float
@@ -213,6 +222,8 @@ class StartPlanner:
             if sources.error:
                 return sources.error
             holders = sources.holders
+            if sources.loader is not None:
+                self._loaders[key] = sources.loader
             if sources.loader is not None and sources.loader not in {node.id for node in targets}:
                 self.prefetching[image, sources.loader] = None
                 step.plan.actions.append(PrefetchAction(version=version, node=sources.loader, holders=()))

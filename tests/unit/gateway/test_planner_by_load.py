@@ -179,6 +179,25 @@ def test_the_patience_of_a_function_without_an_instance_begins_with_its_calls() 
     assert stops(world.plan(flood | waiting, calls)) == []
 
 
+def test_a_surplus_start_that_the_others_load_from_is_not_the_one_to_stop() -> None:
+    world = World()
+    world.deploy("f")
+    world.nodes("n0", "n1", "n2", reads_store=True)
+    plan = world.plan(running(0, held=20))
+    started = [action for action in plan.actions if isinstance(action, StartAction)]
+    (loader,) = (action for action in started if not action.holders)
+    assert len(started) == 3 and all(
+        [holder.node for holder in one.holders] == [loader.node] for one in started if one is not loader
+    )
+    for action in started:
+        world.instance(action.instance_id, action.node, state=InstanceState.LOADING, since=world.now)
+    world.now = 120.0
+    assert stops(world.plan(running(0, held=9))) == []
+    world.now = 240.0
+    stopped = stops(world.plan(running(0, held=1)))
+    assert sorted([*stopped, loader.instance_id]) == sorted(action.instance_id for action in started)
+
+
 def test_the_only_instance_of_another_function_is_not_taken_while_it_has_calls() -> None:
     world = World()
     for name, node in (("a", "n0"), ("b", "n1")):
