@@ -32,6 +32,7 @@ class CapacityTable:
     def __init__(self) -> None:
         self._by_node: dict[str, tuple[InstanceLoad, ...]] = {}
         self._last: dict[VersionKey, InstanceCapacity] = {}  # the oldest first
+        self._groups: dict[VersionKey, list[InstanceLoad]] = {}  # from which the last ones were computed
 
     def __repr__(self) -> str:
         return f"<CapacityTable of {len(self._by_node)} nodes, {len(self._last)} versions>"
@@ -63,10 +64,13 @@ class CapacityTable:
                 record = instance(load.instance_id)
                 if record is not None and record.node == node:
                     loads[VersionKey(record.function, record.version)].append(load)
-        found = {key: replace(one, kv_used_tokens=0) for key, one in self._last.items()}
+        for key in self._groups.keys() - loads.keys():
+            if key in self._last:
+                self._last[key] = replace(self._last[key], kv_used_tokens=0)
         for key, group in loads.items():
-            self._last.pop(key, None)
-            found[key] = self._last[key] = _capacity(group, found.get(key, UNSEEN))
+            last = self._last.pop(key, UNSEEN)
+            self._last[key] = last if self._groups.get(key) == group else _capacity(group, last)
+        self._groups, found = loads, dict(self._last)
         while len(self._last) > _MAX_KEPT:
             del self._last[next(iter(self._last))]
         return found
