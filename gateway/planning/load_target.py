@@ -62,54 +62,43 @@ class LoadTarget:
         self._settings = settings or LoadTargetSettings()
 
     def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
-        scaling, calls = load.scaling, load.in_flight + load.held
         asleep = state.asleep and load.held == 0
-        window_s = min(scaling.scale_down_delay_s, scaling.keep_alive_s)
-        trend = _followed(load, state, now, window_s)
-        hold_s = max(window_s, trend.hold_s(scaling.keep_alive_s)) if trend.level else window_s
-        low = 0 if asleep else scaling.min_instances
-        need = Need(instances=0, reason="asleep until the next call") if asleep else self._need(load, trend)
-        keep = 0 if asleep else max(need.instances, self._keep(load, trend))
-        trend = trend.with_need(keep, now, hold_s)
-        idle_since = None if calls or load.starting else now if trend.idle_since is None else trend.idle_since
-        trend = replace(trend, idle_since=idle_since)
-
-        if state.trend is None and load.starting and not (asleep or state.cut):
-            # Another controller started these, perhaps on an operator's request: complete that.
-            floor, completing = max(state.floor, load.live), state.floor < load.live
-            state = replace(state, floor=floor, floor_until=None, completing=completing)
+        low = 0 if asleep else load.scaling.min_instances
+        trend, need = self._observed(load, state, now, asleep=asleep)
+        state = _completing(load, state, asleep=asleep)
         floor, floor_until = floor_of(load, state, now)
-        desired, reason = clamp(need.instances, low, load.cap), need.reason
         times = [] if floor_until is None else [floor_until]
-        if load.live > desired and not (asleep or state.cut):
-            last_until = math.inf if idle_since is None else idle_since + scaling.keep_alive_s
-            recent = trend.max_need(now, window_s)
-            held = self._held(trend, now, hold_s) if now < last_until else 0
-            kept = clamp(max(recent, held), max(low, desired), load.live)
-            if kept > desired:
-                within_s = window_s if kept <= recent else hold_s
-                desired, reason = kept, f"{kept} needed within {within_s:g} s: {need.reason}"
-            if not desired and now < last_until:
-                desired = 1
-                reason = "starting" if idle_since is None else "the last instance is kept alive"
-            times += [last_until, *(at + one for at, _ in trend.needs[:-1] for one in (window_s, hold_s))]
-            times += self._rate_falls_at(load, trend, desired)
-        if floor > desired:
-            desired, reason = floor, f"set to {floor}"
-        desired = min(desired, load.cap)
-        trend = trend.with_step(load.live, desired, now, scaling.keep_alive_s)
+        desired = Need(instances=clamp(need.instances, low, load.cap), reason=need.reason)
+        if load.live > desired.instances and not (asleep or state.cut):
+            desired = self._kept(load, trend, desired, low, now)
+            times += self._falls_at(load, trend, desired.instances)
+        if floor > desired.instances:
+            desired = Need(instances=floor, reason=f"set to {floor}")
+        instances = min(desired.instances, load.cap)
         return ScalingDecision(
-            desired=desired,
-            reason=reason,
+            desired=instances,
+            reason=desired.reason,
             state=PolicyState(
                 floor=floor,
                 floor_until=floor_until,
                 completing=state.completing and floor_until is None,
                 asleep=asleep,
-                trend=trend,
+                trend=trend.with_step(load.live, instances, now, load.scaling.keep_alive_s),
             ),
             next_at=min((at for at in times if now < at < math.inf), default=None),
         )
+
+    def _observed(
+        self, load: FunctionLoad, state: PolicyState, now: float, *, asleep: bool
+    ) -> tuple[Trend, Need]:
+        """Return the trend with what is needed now, and the number without which a target would be missed."""
+        trend = _followed(load, state, now, _window_s(load))
+        need = Need(instances=0, reason="asleep until the next call") if asleep else self._need(load, trend)
+        keep = 0 if asleep else max(need.instances, self._keep(load, trend))
+        trend = trend.with_need(keep, now, _hold_s(load, trend))
+        busy = load.in_flight + load.held or load.starting
+        idle_since = None if busy else now if trend.idle_since is None else trend.idle_since
+        return replace(trend, idle_since=idle_since), need
 
     # --- up
 
@@ -237,9 +226,28 @@ class LoadTarget:
             count += 1
         return count
 
-    def _held(self, trend: Trend, now: float, hold_s: float) -> int:
-        """Return the number that is kept longer, as a step below it was soon taken back; no rare peaks."""
-        return min(trend.level, trend.max_need(now, hold_s), int(trend.usual * self._settings.margin + 1))
+    def _kept(self, load: FunctionLoad, trend: Trend, desired: Need, low: int, now: float) -> Need:
+        """Return the number that stays for some time of a surplus over what is desired."""
+        window_s, hold_s = _window_s(load), _hold_s(load, trend)
+        last_until = _last_until(load, trend)
+        recent = trend.max_need(now, window_s)
+        # As a step below it was soon taken back; no rare peaks.
+        usual = min(trend.level, trend.max_need(now, hold_s), int(trend.usual * self._settings.margin + 1))
+        held = usual if now < last_until else 0
+        kept = clamp(max(recent, held), max(low, desired.instances), load.live)
+        if kept > desired.instances:
+            within_s = window_s if kept <= recent else hold_s
+            return Need(instances=kept, reason=f"{kept} needed within {within_s:g} s: {desired.reason}")
+        if not desired.instances and now < last_until:
+            reason = "starting" if trend.idle_since is None else "the last instance is kept alive"
+            return Need(instances=1, reason=reason)
+        return desired
+
+    def _falls_at(self, load: FunctionLoad, trend: Trend, desired: int) -> list[float]:
+        """Return when, without further calls, fewer than the desired instances will be kept."""
+        windows = (_window_s(load), _hold_s(load, trend))
+        times = [_last_until(load, trend), *(at + one for at, _ in trend.needs[:-1] for one in windows)]
+        return times + self._rate_falls_at(load, trend, desired)
 
     def _rate_falls_at(self, load: FunctionLoad, trend: Trend, desired: int) -> list[float]:
         """Return when, without further calls, the rate of arrivals will need one instance less."""
@@ -247,8 +255,7 @@ class LoadTarget:
         fits = (desired - 1 + 0.05) * each
         if desired < 1 or not each or trend.short <= fits:
             return []
-        window_s = min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
-        return [trend.at + short_s(window_s) * math.log(trend.short / max(fits, 1e-9)) + 1e-3]
+        return [trend.at + short_s(_window_s(load)) * math.log(trend.short / max(fits, 1e-9)) + 1e-3]
 
 
 class PolicyBySetting:
@@ -263,6 +270,29 @@ class PolicyBySetting:
 
     def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
         return self._policies[load.scaling.policy].decide(load, state, now)
+
+
+def _window_s(load: FunctionLoad) -> float:
+    return min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
+
+
+def _hold_s(load: FunctionLoad, trend: Trend) -> float:
+    """Return for how long what was stopped too early before is kept now."""
+    window_s = _window_s(load)
+    return max(window_s, trend.hold_s(load.scaling.keep_alive_s)) if trend.level else window_s
+
+
+def _last_until(load: FunctionLoad, trend: Trend) -> float:
+    """Return until when the last instance stays without calls."""
+    return math.inf if trend.idle_since is None else trend.idle_since + load.scaling.keep_alive_s
+
+
+def _completing(load: FunctionLoad, state: PolicyState, *, asleep: bool) -> PolicyState:
+    """Return the state with what another controller started, perhaps on request, as its floor."""
+    if state.trend is not None or not load.starting or asleep or state.cut:
+        return state
+    floor, completing = max(state.floor, load.live), state.floor < load.live
+    return replace(state, floor=floor, floor_until=None, completing=completing)
 
 
 def _followed(load: FunctionLoad, state: PolicyState, now: float, window_s: float) -> Trend:
