@@ -171,7 +171,7 @@ class AdminClient:
         rows = (await self._get(f"/admin/usage/report?{query}"))["rows"]
         return {name: sum(row[name] for row in rows) for name in USAGE_SUMS}
 
-    async def conservation(self, functions: Sequence[str], wait_s: float) -> str:
+    async def reconciliation(self, functions: Sequence[str], wait_s: float) -> str:
         """Return the verdict of the usage check, repeated until it is exact or the time is over.
 
         The functions are scaled to zero for it: an instance's time is complete in the ledger when it ends.

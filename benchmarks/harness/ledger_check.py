@@ -3,19 +3,31 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.harness.admin_client import USAGE_SUMS, AdminClient
+from benchmarks.harness.admin_client import USAGE_SUMS
 from benchmarks.harness.stream_client import StreamResult
 
 _AT_ONCE = 8
+
+
+class UsageReports(Protocol):
+    """The reports of a platform that are compared: see AdminClient."""
+
+    async def usage_record(self, request_id: str) -> dict[str, Any] | None: ...
+
+    async def usage_sums(self, since: float, until: float) -> dict[str, int]: ...
+
+    async def reconciliation(self, functions: Sequence[str], wait_s: float) -> str: ...
+
+    async def gpu_time(self, since: float, until: float) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerComparison:
     """Counts of ledger records that differ from what a client saw.
 
-    `conservation` is the verdict of the usage check; `open` means that it is not settled yet.
+    `reconciliation` is the verdict of the usage check; `open` means that it is not settled yet.
     """
 
     records: int
@@ -23,22 +35,22 @@ class LedgerComparison:
     wrong_tokens: int
     wrong_status: int
     sums_equal: bool
-    conservation: str
+    reconciliation: str
 
     @property
     def ok(self) -> bool | None:
         """None while time of live instances is not settled and nothing is wrong so far."""
         right = not (self.missing or self.wrong_tokens or self.wrong_status) and self.sums_equal
-        if not right or self.conservation == "wrong":
+        if not right or self.reconciliation == "wrong":
             return False
-        return True if self.conservation == "exact" else None
+        return True if self.reconciliation == "exact" else None
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
 
 async def compare_ledger(
-    admin: AdminClient, functions: Sequence[str], finished: Sequence[StreamResult], *, wait_s: float
+    admin: UsageReports, functions: Sequence[str], finished: Sequence[StreamResult], *, wait_s: float
 ) -> LedgerComparison:
     """Look up every request and compare sums; no other client may use the key meanwhile."""
     turn = asyncio.Semaphore(_AT_ONCE)
@@ -61,11 +73,11 @@ async def compare_ledger(
         ),
         wrong_status=sum(record["status"] != "ok" for _, record in good if record is not None),
         sums_equal=await _sums_equal(admin, there),
-        conservation=await admin.conservation(functions, wait_s),
+        reconciliation=await admin.reconciliation(functions, wait_s),
     )
 
 
-async def _sums_equal(admin: AdminClient, records: Sequence[dict[str, Any]]) -> bool:
+async def _sums_equal(admin: UsageReports, records: Sequence[dict[str, Any]]) -> bool:
     """Return whether the report over these records' time span contains exactly these records."""
     if not records:
         return True

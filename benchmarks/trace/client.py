@@ -10,7 +10,8 @@ import gc
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from benchmarks.harness.arguments import say
 from benchmarks.harness.crew_member import serve_async
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from benchmarks.harness.http_exchange import HttpEndpoint
-from benchmarks.harness.ledger_check import compare_ledger
+from benchmarks.harness.ledger_check import UsageReports, compare_ledger
 from benchmarks.harness.open_loop import PromptPool, Replay
 from benchmarks.harness.percentile import percentile
 from benchmarks.harness.processor import ProcessorTimes, read_times
@@ -82,8 +83,15 @@ class TraceSent(CrewMessage, frozen=True, kw_only=True):
 PROTOCOL = CrewProtocol.of(SendTrace, TraceSent)
 
 
-async def send(url: str, key: str, order: SendTrace) -> TraceSent:
-    """Carry out the order."""
+async def send(
+    url: str,
+    key: str,
+    order: SendTrace,
+    *,
+    connect: Callable[[str, str], AbstractAsyncContextManager[UsageReports]] = AdminClient.connect,
+    processors: Callable[[], ProcessorTimes] = read_times,
+) -> TraceSent:
+    """Carry out the order; `connect` opens the platform's reports."""
     arrivals = [TraceRequest(*one) for one in order.arrivals]
     prompts = PromptPool.of(order.vocabulary, max(one.prompt_tokens for one in arrivals), FIRST_TOKEN)
     replay = Replay(
@@ -98,12 +106,12 @@ async def send(url: str, key: str, order: SendTrace) -> TraceSent:
     gc.freeze()
     watching = asyncio.create_task(_watch(replay))
     began_at, started_s, started_perf_s = time.time(), time.monotonic(), time.perf_counter()
-    using = asyncio.create_task(_processor_use(arrivals[-1].offset_s))
+    using = asyncio.create_task(_processor_use(arrivals[-1].offset_s, processors))
     await replay.go(asyncio.Event())
     await asyncio.sleep(max(0.0, started_s + order.window_s - time.monotonic()))
     used = await using
     watching.cancel()
-    async with AdminClient.connect(url, key) as admin:
+    async with connect(url, key) as admin:
         ledger = await compare_ledger(admin, order.functions, replay.finished, wait_s=_CHECK_S)
         gpu = await admin.gpu_time(began_at, began_at + order.window_s)
     return TraceSent(
@@ -137,11 +145,11 @@ def _answer(done: StreamResult, function: int, started_s: float) -> StreamedAnsw
     )
 
 
-async def _processor_use(seconds: float) -> ProcessorTimes:
-    """Return what the machine's processors do from now on for so long."""
-    before = read_times()
+async def _processor_use(seconds: float, processors: Callable[[], ProcessorTimes]) -> ProcessorTimes:
+    """Return what the machine's processors do for some seconds from now on."""
+    before = processors()
     await asyncio.sleep(seconds)
-    return read_times().since(before)
+    return processors().since(before)
 
 
 async def _watch(replay: Replay) -> None:

@@ -16,7 +16,7 @@ TTFT counts from when a request is due; `ttft_by_start` is that of hot, live, wa
 `ttft_by_rate` by the requests due in the same second. `network` has the rates between nodes (of the model's
 bytes) and of the gateway's link (prompts, tokens, commands), and the share of each link that is in use.
 `decisions` are those of the scaling policy, `decision_ms` how old the newest request that one counted was
-when it added instances, in time of the machine.
+when it added instances because of that request, in time of the machine.
 A run counts only with 0 failed requests, an exact ledger, a client less than 10 ms late (P99) and processors
 less than 70 % busy until the last request, where time stolen by other guests is busy, and if no node read a
 model from the store's folder at this machine's speed, which only modes with disks of their own shape

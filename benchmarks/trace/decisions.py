@@ -74,9 +74,10 @@ class FunctionCalls:
 def decision_figures(seen: Sequence[SeenDecision], sent: TraceSent, slower: int) -> dict[str, Any]:
     """Return the window's decisions in model time, with latencies in the machine's, as the platform's are.
 
-    `decision_ms` is how old the newest counted request was when more instances were decided on, also where
-    no request caused the decision but the growth of sequences, slow starts or a trend. `lowered_after_s` is
-    how long after the function's previous decision fewer were.
+    `decision_ms` is how old the newest counted request was when more instances were decided on. It leaves out
+    decisions that no request caused but the growth of sequences, slow starts or a trend: those whose newest
+    request had arrived before the function's previous decision. `lowered_after_s` is how long after that
+    one fewer were decided on.
     """
     places = {one.place for one in seen}
     calls = {place: FunctionCalls.of(sent.answers, place) for place in places}
@@ -92,7 +93,8 @@ def decision_figures(seen: Sequence[SeenDecision], sent: TraceSent, slower: int)
         if earlier is None or record.desired > earlier.record.desired:
             open_calls = record.inputs.in_flight + record.inputs.held
             counted_s = calls[one.place].newest_counted_s(at_s, open_calls)
-            raised += [] if counted_s is None else [1e3 * (at_s - counted_s)]
+            if counted_s is not None and (earlier is None or earlier.at_s < sent.started_s + counted_s):
+                raised.append(1e3 * (at_s - counted_s))
         elif record.desired < earlier.record.desired:
             lowered.append(one.at_s - earlier.at_s)
     return {

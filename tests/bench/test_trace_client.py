@@ -4,23 +4,18 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 import pytest
 
+from benchmarks.harness.admin_client import USAGE_SUMS
 from benchmarks.harness.http_exchange import HttpEndpoint
-from benchmarks.harness.ledger_check import LedgerComparison
 from benchmarks.harness.open_loop import PromptPool, Replay
 from benchmarks.harness.processor import ProcessorTimes
 from benchmarks.harness.traces import TraceRequest
-from benchmarks.trace import client
 from benchmarks.trace.client import SendTrace, send
 
-EXACT = LedgerComparison(
-    records=1, missing=0, wrong_tokens=0, wrong_status=0, sums_equal=True, conservation="exact"
-)
 SLOW_S = 0.05
 
 
@@ -69,40 +64,30 @@ async def test_latencies_count_from_the_scheduled_time_of_a_request() -> None:
     assert second.ttft_s >= SLOW_S and replay.late_s == [done.late_s for done in replay.finished]
 
 
-class FakeAdmin:
-    """Records the window of which the accelerator time was asked."""
+class LedgerOfAnswers:
+    """A platform's reports in which each request has the record that its answer should have.
+
+    It keeps the window of which the accelerator time was requested.
+    """
 
     def __init__(self) -> None:
         self.window: tuple[float, float] | None = None
-        self.scaled: list[str] = []
+        self._records: dict[str, dict[str, Any]] = {}
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def usage_record(self, request_id: str) -> dict[str, Any]:
+        record = {"status": "ok", "prompt_tokens": 3, "completion_tokens": 2, "ended_at": 1.0}
+        return self._records.setdefault(request_id, {**dict.fromkeys(USAGE_SUMS, 1), **record})
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    async def usage_sums(self, since: float, until: float) -> dict[str, int]:
+        records = self._records.values()
+        return {name: sum(record[name] for record in records) for name in USAGE_SUMS}
 
-    async def scale(self, name: str, instances: int, *, wait: bool) -> None:
-        assert (instances, wait) == (0, True)
-        self.scaled.append(name)
+    async def reconciliation(self, functions: Sequence[str], wait_s: float) -> str:
+        return "exact"
 
     async def gpu_time(self, since: float, until: float) -> dict[str, int]:
         self.window = since, until
         return {"allocated_ms": 1000, "loading_ms": 0, "used_ms": 0}
-
-
-@pytest.fixture
-def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
-    """Replace the admin interface, and the comparison with the ledger."""
-    fake = FakeAdmin()
-
-    async def exact(*_: object, **__: object) -> LedgerComparison:
-        return EXACT
-
-    monkeypatch.setattr(client.AdminClient, "connect", lambda url, key: fake)
-    monkeypatch.setattr(client, "compare_ledger", exact)
-    return fake
 
 
 def order(arrivals: Sequence[tuple[float, int, int, int]], window_s: float, functions: int = 1) -> SendTrace:
@@ -110,10 +95,8 @@ def order(arrivals: Sequence[tuple[float, int, int, int]], window_s: float, func
     return SendTrace(functions=names, arrivals=list(arrivals), vocabulary=50, window_s=window_s)
 
 
-async def test_the_window_ends_when_it_is_due_and_not_with_the_last_answer(
-    admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, reads = asyncio.Event(), []
+async def test_the_window_ends_when_it_is_due_and_not_with_the_last_answer() -> None:
+    gate, reads, reports = asyncio.Event(), list[bool](), LedgerOfAnswers()
 
     def read() -> ProcessorTimes:
         reads.append(gate.is_set())
@@ -121,11 +104,11 @@ async def test_the_window_ends_when_it_is_due_and_not_with_the_last_answer(
             asyncio.get_running_loop().call_later(0.1, gate.set)  # answers come after the window
         return ProcessorTimes(busy_s=float(len(reads)), idle_s=0.0, stolen_s=0.0)
 
-    monkeypatch.setattr(client, "read_times", read)
     async with completions(gate) as url:
-        sent = await send(url, "key", order([(0.0, 3, 2, 0), (0.05, 3, 2, 0)], window_s=0.06))
+        trace = order([(0.0, 3, 2, 0), (0.05, 3, 2, 0)], window_s=0.06)
+        sent = await send(url, "key", trace, connect=lambda *_: nullcontext(reports), processors=read)
     assert sent.ended_s == 0.06 and all(one.last_s > 0.06 for one in sent.answers)
-    assert admin.window is not None
-    assert admin.window[1] - admin.window[0] == pytest.approx(0.06, abs=1e-6)
+    assert reports.window is not None and sent.ledger_ok
+    assert reports.window[1] - reports.window[0] == pytest.approx(0.06, abs=1e-6)
     # The processors were read at the start and when the last request was due, not at the last answer.
     assert reads == [False, False]

@@ -151,7 +151,7 @@ def test_a_replay_on_the_platform(platform: Platform, tmp_path: Path) -> None:
     assert ran.returncode == 0, out + err
     (row,) = json.loads(written.read_text())
     assert (row["requests"], row["failed"], row["prompts_capped"], row["ledger_ok"]) == (8, 0, 1, True)
-    assert row["ledger"]["records"] == 8 and row["ledger"]["conservation"] == "exact"
+    assert row["ledger"]["records"] == 8 and row["ledger"]["reconciliation"] == "exact"
     assert sum(row["start_kinds"].values()) == 8 and set(row["start_kinds"]) != {"hot"}
     assert 0 < row["ttft_p50_s"] <= row["ttft_p90_s"] <= row["ttft_p95_s"] <= row["ttft_p99_s"]
     assert row["tpot_p50_s"] > 0 and row["params"]["context_length"] == 1024
