@@ -223,6 +223,8 @@ class ScalingPlanner:
         by_load = load.scaling.policy is ScalingMode.LOAD and key not in self._retiring and not state.cut
         if surplus > 0:
             loader = self._starts.loader(key)
+            if decision.desired and not ready:  # starts without a record yet load from there, too
+                coming = [one for one in coming if one.node != loader]
             for instance in choose_stops(
                 surplus, ready, coming, in_flight=step.in_flight, keep_on=keep_on, loader=loader
             ):

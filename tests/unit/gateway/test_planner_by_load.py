@@ -198,6 +198,23 @@ def test_a_surplus_start_that_the_others_load_from_is_not_the_one_to_stop() -> N
     assert sorted([*stopped, loader.instance_id]) == sorted(action.instance_id for action in started)
 
 
+def test_the_start_that_others_load_from_stays_while_they_have_no_record_yet() -> None:
+    world = World()
+    world.deploy("f")
+    world.nodes("n0", "n1", reads_store=True)
+    plan = world.plan(running(0, held=20))
+    started = [action for action in plan.actions if isinstance(action, StartAction)]
+    (loader,) = (action for action in started if not action.holders)
+    assert len(started) == 2
+    world.instance(loader.instance_id, loader.node, state=InstanceState.LOADING)
+    world.now = 120.0
+    less = world.plan(running(0, held=1))
+    assert less.desired[VersionKey("f", 1)] == 1 and stops(less) == []
+    (other,) = (action for action in started if action is not loader)
+    world.instance(other.instance_id, other.node, state=InstanceState.LOADING)
+    assert stops(world.plan(running(0, held=1))) == [other.instance_id]
+
+
 def test_the_only_instance_of_another_function_is_not_taken_while_it_has_calls() -> None:
     world = World()
     for name, node in (("a", "n0"), ("b", "n1")):
