@@ -264,13 +264,17 @@ def _largest(
     in_flight: Mapping[str, int],
     leaving: Collection[str],
 ) -> _Stoppable:
-    """Return the instances of the other version that has the most, all but one of which may stop."""
-    most = max((other for other in loads if other != key), key=lambda k: (loads[k].ready, k), default=key)
-    spare = loads[most].ready - max(1, loads[most].scaling.min_instances)
-    if most == key or spare <= 0:
+    """Return the instances of the other version with the most of those that have more than they must keep."""
+    spare = {
+        other: count
+        for other, load in loads.items()
+        if other != key and (count := load.ready - max(1, load.scaling.min_instances)) > 0
+    }
+    if not spare:
         return _Stoppable(instances={}, spare={})
+    most = max(spare, key=lambda other: (loads[other].ready, other))
     ready = [one.instance_id for one in cache.ready(most) if one.instance_id not in leaving]
-    return _Stoppable(instances={name: in_flight.get(name, 0) for name in ready}, spare={most: spare})
+    return _Stoppable(instances={name: in_flight.get(name, 0) for name in ready}, spare={most: spare[most]})
 
 
 def _fewest_victims(
