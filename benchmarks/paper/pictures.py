@@ -17,12 +17,18 @@ Rows = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One plot of some sources; `draw` gets the rows of each."""
+    """One plot of some sources; `draw` gets the rows of each, with `own` none of earlier files."""
 
     name: str
     says: str
     sources: Sequence[str]
     draw: Callable[[Mapping[str, Rows], Path], None]
+    own: bool = False
+
+    def is_drawn(self, sources: Mapping[str, Source]) -> bool:
+        """Return whether there are all sources."""
+        found = [sources.get(name) for name in self.sources]
+        return all(one is not None and not (self.own and one.earlier) for one in found)
 
     @property
     def file(self) -> str:
@@ -31,7 +37,7 @@ class Picture:
 
 def pictures(sources: Mapping[str, Source]) -> list[Picture]:
     """Return the plots of which there are all sources."""
-    return [picture for picture in PICTURES if all(name in sources for name in picture.sources)]
+    return [picture for picture in PICTURES if picture.is_drawn(sources)]
 
 
 def draw(results: Path) -> list[Path]:
@@ -100,7 +106,13 @@ PICTURES: Sequence[Picture] = (
         for k in (1, 2, 4)
     ),
     _picture("scaleout-13b-serving", "The same with two nodes that serve before", plot_scaleout),
-    _picture("multicast", "Arrival of blocks in casts over shaped links", plot_block_arrivals),
+    Picture(
+        name="multicast",
+        says="Arrival of blocks in casts over shaped links",
+        sources=("multicast",),
+        draw=_of(plot_block_arrivals),
+        own=True,
+    ),
     _picture("sim-multicast", "Casts of 7B, 13B and 70B, simulated", plot_multicast),
     _picture(
         "live-picture",
