@@ -14,6 +14,7 @@ from gateway.planning.policy import (
     PolicyState,
     ScalerPolicy,
     ScalingDecision,
+    calls_reason,
     clamp,
     floor_of,
 )
@@ -109,12 +110,12 @@ class LoadTarget:
             return Need(instances=0, reason="no calls")
         uncounted = math.ceil(load.tokens.uncounted / target)
         if not capacity.prefill_tokens_s:
-            reason = f"{calls} calls at {target} each, as no instance was seen at work yet"
+            reason = f"{calls_reason(calls, target)}, as no instance was seen at work yet"
             return Need(instances=math.ceil(calls / target), reason=reason)
         needs = [self._prefill(load, trend), self._batch(load, trend), self._kv(load, trend)]
         most = max(needs, key=lambda need: need.instances)
         if uncounted >= most.instances:
-            return Need(instances=uncounted, reason=f"{load.tokens.uncounted} calls at {target} each")
+            return Need(instances=uncounted, reason=calls_reason(load.tokens.uncounted, target))
         return most
 
     def _prefill(self, load: FunctionLoad, trend: Trend) -> Need:

@@ -123,7 +123,7 @@ class ConcurrencyTarget:
         floor, floor_until = floor_of(load, state, now)
         since: float | None = None
         peak, next_at = 0, floor_until
-        desired, reason = need, f"{calls} calls at {scaling.target_concurrency} each"
+        desired, reason = need, calls_reason(calls, scaling.target_concurrency)
         if asleep:
             reason = "asleep until the next call"
         elif load.live > need and load.starting and not state.cut:
@@ -174,6 +174,11 @@ def floor_of(load: FunctionLoad, state: PolicyState, now: float) -> tuple[int, f
 def without_floor(state: PolicyState) -> PolicyState:
     """Return the state without a floor that cannot be reached."""
     return replace(state, floor=0, floor_until=None, completing=False)
+
+
+def calls_reason(calls: int, per_instance: int) -> str:
+    """Return the reason of a decision by the number of calls, for `describe`."""
+    return f"{calls} {'call' if calls == 1 else 'calls'} at {per_instance} each"
 
 
 def clamp(value: int, low: int, high: int) -> int:

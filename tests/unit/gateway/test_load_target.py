@@ -98,6 +98,8 @@ def test_before_anything_was_seen_the_concurrency_counts_and_the_reason_says_so(
         3,
         "20 calls at 8 each, as no instance was seen at work yet",
     )
+    one = decide(0, load(held=1, ready=0, capacity=InstanceCapacity()))
+    assert one.reason == "1 call at 8 each, as no instance was seen at work yet"
 
 
 def test_sequences_beyond_the_time_between_tokens_and_the_kv_cache() -> None:
