@@ -6,13 +6,15 @@ STAMP := $(VENV)/.installed
 
 .PHONY: install demo test test-rdma lint attack fuzz soak bench paper gpu-check clean
 
+# Compiled by all cores after pip, which would use one; a package's file for another Python may not compile.
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Hypercast needs Python 3.11 or later")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	@touch $@
 
 demo: install
