@@ -1,7 +1,8 @@
 """The invoker: one process per node, which caches images in tiers and runs instances.
 
-- `assembly`: builds a node and runs it until it leaves
+- `assembly`: the parts of a node, put together
 - `device`: properties of the accelerator, and default memory sizes
+- `lifetime`: the life of a node, from its start until it leaves
 - `log_rings`: recent log lines of each function
 - `node`: handles requests from gateways
 - `publisher`: publishes the node's state to the registry

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import uvloop
 from setproctitle import setproctitle
 
-from invoker.assembly import run_node
 from invoker.base.errors import InvokerError, SettingsError
 from invoker.emulated.engines import EmulatedEngineFactory
 from invoker.engine.factory import EngineFactory, TorchEngineFactory
+from invoker.lifetime import run_node
 from invoker.loading.loader import LoadSources
 from invoker.settings import Settings, parse_settings
 from registry.config.emulation import is_emulated, parse_device

@@ -1,11 +1,10 @@
-"""Builds a node, runs it until it is stopped, and shuts it down."""
+"""The parts of a node, put together."""
 
 import asyncio
 import logging
-import os
 import tempfile
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,84 +46,25 @@ from invoker.metering.journal import MeterJournal, discard_recovered, recover_jo
 from invoker.metering.meter import GpuMeter
 from invoker.node import Node, NodeDependencies, remote_error
 from invoker.pipeline.engines import StageContext
-from invoker.publisher import BACKOFF_S, Publisher
+from invoker.publisher import Publisher
 from invoker.scratch import scratch_folder
 from invoker.settings import Settings
-from invoker.watchdog import watch_steps
 from rdmacast.address import TcpAddress, parse_url
-from rdmacast.aio.groups import cancel_and_wait
-from rdmacast.aio.loop_lag import watch_loop_lag
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transports.connector import Connector
 from registry.channel.client import Channel, ChannelServer
-from registry.clock import Clock, SystemClock
+from registry.clock import Clock
 from registry.config.emulation import is_emulated, parse_device
-from registry.config.tls import open_tls
-from registry.errors import NewerSchema, NotFound, StateUnavailable
 from registry.state import ClusterConfig, State
-
-LEAVE_TIMEOUT_S = 5.0  # for the last update of the registry
-EXIT_HANGING = 70  # exit code after an engine hung
 
 log = logging.getLogger("invoker.assembly")
 
 
-async def run_node(
-    settings: Settings,
-    state: State,
-    engines: EngineFactory,
-    stop: asyncio.Event,
-    clock: Clock | None = None,
-    limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
-) -> None:
-    """Run a node until `stop` is set; then drain, leave the cluster and return.
-
-    It loads images from what `limit_sources` returns for its sources.
-
-    Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
-    it cannot start.
-    """
-    config = await _cluster_config(state, stop)
-    if config is None:
-        return
-    epoch = await state.next_node_epoch(settings.node_id)
-    async with AsyncExitStack() as stack:
-        setup = _Setup(
-            settings=settings,
-            state=state,
-            engines=engines,
-            config=config,
-            epoch=epoch,
-            clock=clock or SystemClock(),
-            channel_tls=open_tls(settings.tls.channel, "channels"),
-            limit_sources=limit_sources,
-        )
-        node, publisher, channel = await _assemble(setup, stack)
-        log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)
-        publishing = asyncio.create_task(publisher.run(node.record), name="publisher")
-        stack.callback(asyncio.create_task(node.keep_metering(), name="metering").cancel)
-        watching = watch_steps(
-            node.longest_step_us, settings.step_timeout_s, partial(_abort, settings.node_id, epoch, state)
-        )
-        stack.callback(asyncio.create_task(watching, name="watchdog").cancel)
-        stack.callback(asyncio.create_task(watch_loop_lag(log), name="loop lag").cancel)
-        try:
-            await _wait_for_either(publishing, asyncio.create_task(_until(stop)))
-            if not publishing.done():
-                log.info("node %s: draining", settings.node_id)
-                await _wait_for_either(publishing, asyncio.create_task(node.drain()))
-                await _leave(settings, state, epoch, publisher, publishing)
-        finally:
-            await cancel_and_wait(publishing)
-        if not publishing.cancelled():
-            publishing.result()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Setup:
+class NodeSetup:
     """What a node is built from."""
 
     settings: Settings
@@ -174,7 +114,11 @@ class _Accounting:
     publisher: Publisher
 
 
-async def _assemble(setup: _Setup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
+async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
+    """Build a node, its publisher and its channel server, all closed by `stack`.
+
+    Raises SettingsError, HostTierError or OSError.
+    """
     settings = setup.settings
     memory = await _open_memory(setup, stack)
     casting = _open_casting(setup, memory.arena, stack)
@@ -246,7 +190,7 @@ def _start_checks(
 
 
 async def _open_images(
-    setup: _Setup, memory: _Memory, casting: _Casting, accounting: _Accounting, stack: AsyncExitStack
+    setup: NodeSetup, memory: _Memory, casting: _Casting, accounting: _Accounting, stack: AsyncExitStack
 ) -> _Images:
     changed = accounting.publisher.node_changed
     device_cache = DeviceCache(
@@ -267,7 +211,7 @@ async def _open_images(
 
 
 def _instance_context(
-    setup: _Setup, images: _Images, meter: GpuMeter, rings: LogRings, stack: AsyncExitStack
+    setup: NodeSetup, images: _Images, meter: GpuMeter, rings: LogRings, stack: AsyncExitStack
 ) -> InstanceContext:
     scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
     return InstanceContext(
@@ -293,7 +237,7 @@ def _handler_maker(settings: Settings) -> MakeHandler | None:
 
 
 async def _open_servers(
-    setup: _Setup, node: Node, calls: Calls, casting: _Casting, stack: AsyncExitStack
+    setup: NodeSetup, node: Node, calls: Calls, casting: _Casting, stack: AsyncExitStack
 ) -> ChannelServer:
     settings = setup.settings
     await stack.enter_async_context(casting.regions)
@@ -312,7 +256,7 @@ async def _open_servers(
     return channel
 
 
-async def _open_accounting(setup: _Setup, stack: AsyncExitStack) -> _Accounting:
+async def _open_accounting(setup: NodeSetup, stack: AsyncExitStack) -> _Accounting:
     settings = setup.settings
     journals = setup.root / ".journals"  # not a valid host id
     if settings.journal_dir is not None:
@@ -325,7 +269,7 @@ async def _open_accounting(setup: _Setup, stack: AsyncExitStack) -> _Accounting:
     return _Accounting(counters=Counters(), meter=meter, calls=calls, publisher=publisher)
 
 
-async def _open_memory(setup: _Setup, stack: AsyncExitStack) -> _Memory:
+async def _open_memory(setup: NodeSetup, stack: AsyncExitStack) -> _Memory:
     settings = setup.settings
     facts = await run_in_thread(detect_device, settings.device)
     set_compute_threads(settings.threads or max(1, usable_cores() // settings.nodes_hint))
@@ -336,7 +280,7 @@ async def _open_memory(setup: _Setup, stack: AsyncExitStack) -> _Memory:
     return _Memory(facts=facts, arena=arena, tier=tier)
 
 
-def _open_casting(setup: _Setup, arena: Arena, stack: AsyncExitStack) -> _Casting:
+def _open_casting(setup: NodeSetup, arena: Arena, stack: AsyncExitStack) -> _Casting:
     settings = setup.settings
     transports = open_transports(settings, arena, stack)
     regions = RegionServer(
@@ -355,7 +299,7 @@ def _open_casting(setup: _Setup, arena: Arena, stack: AsyncExitStack) -> _Castin
 
 
 async def _load_sources(
-    setup: _Setup, casting: _Casting, accounting: _Accounting, device_cache: DeviceCache
+    setup: NodeSetup, casting: _Casting, accounting: _Accounting, device_cache: DeviceCache
 ) -> LoadSources:
     settings, config = setup.settings, setup.config
     casts = CastContext(
@@ -406,58 +350,3 @@ def _make_tier(settings: Settings, folder: Path) -> HostTier:
     if spare_bytes is None:
         spare_bytes = default_spare_bytes(nbytes, settings.nodes_hint)
     return HostTier(folder, nbytes, spare_bytes=spare_bytes)
-
-
-async def _cluster_config(state: State, stop: asyncio.Event) -> ClusterConfig | None:
-    """Wait for a gateway to set the cluster's configuration; None if `stop` is set before."""
-    tries = 0
-    while not stop.is_set():
-        try:
-            return await state.cluster_config()
-        except NewerSchema:
-            raise
-        except (StateUnavailable, NotFound) as error:
-            if not tries:
-                log.warning("waiting for the cluster's configuration: %s", error)
-            wait_s = BACKOFF_S[min(tries, len(BACKOFF_S) - 1)]
-            tries += 1
-            try:
-                async with asyncio.timeout(wait_s):
-                    await stop.wait()
-            except TimeoutError:
-                continue
-    return None
-
-
-async def _until(stop: asyncio.Event) -> None:
-    await stop.wait()
-
-
-async def _leave(
-    settings: Settings, state: State, epoch: int, publisher: Publisher, publishing: asyncio.Task[None]
-) -> None:
-    """Publish the last state and remove the node; if the registry is unavailable, its lease expires."""
-    publisher.close()
-    try:
-        async with asyncio.timeout(LEAVE_TIMEOUT_S):
-            await asyncio.wait([publishing])
-            await state.remove_node(settings.node_id, epoch)
-    except (TimeoutError, StateUnavailable) as error:
-        log.warning("cannot remove the node from the registry, its lease will expire: %s", error)
-
-
-async def _abort(node: str, epoch: int, state: State) -> None:
-    """End the process because a thread hangs; unsent ledger records are in its journal."""
-    with suppress(TimeoutError, StateUnavailable):
-        async with asyncio.timeout(LEAVE_TIMEOUT_S):
-            await state.remove_node(node, epoch)
-    os._exit(EXIT_HANGING)
-
-
-async def _wait_for_either(publishing: asyncio.Task[None], other: asyncio.Task[None]) -> None:
-    """Wait until either task ends; raise the exception of `other`, not that of `publishing`."""
-    await asyncio.wait([publishing, other], return_when=asyncio.FIRST_COMPLETED)
-    if not other.done():
-        await cancel_and_wait(other)
-    elif not other.cancelled():
-        other.result()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from invoker.assembly import EXIT_HANGING
+from invoker.lifetime import EXIT_HANGING
 from invoker.metering.journal import recover_journals
 from invoker.metering.meter import GpuMeter
 from invoker.watchdog import watch_steps
