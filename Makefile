@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: install demo test test-rdma lint attack fuzz soak bench paper gpu-check clean
 
-# Compiled by all cores after pip, which would use one; a package's file for another Python may not compile.
+# Packages are compiled after pip, which would use one core; files of theirs for another Python may not compile.
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt

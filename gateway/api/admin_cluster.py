@@ -145,7 +145,7 @@ class LineReply:
                 await stream.end()
         except ClientGone:
             raise
-        except Exception as error:
+        except Exception as error:  # an envelope, once the stream has started
             known = translate(error)
             if not stream.started or known is None:
                 raise

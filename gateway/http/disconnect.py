@@ -94,7 +94,7 @@ class CancelOnDisconnect:
             while True:
                 await asyncio.sleep(delay_s)
                 delay_s = await tick()
-        except Exception as error:
+        except Exception as error:  # whatever the tick raises ends the body, which raises it
             self._cancel(error)
 
     def _cancel(self, fault: Exception) -> None:

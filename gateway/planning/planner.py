@@ -240,7 +240,7 @@ class ScalingPlanner:
         """Return the policy's decision; if it fails, keep what runs, as all other versions go on."""
         try:
             decision = self._policy.decide(load, state, now)
-        except Exception:
+        except Exception:  # a bug, or a load that the policy cannot take: logged once
             if key not in self._undecided:
                 log.exception("%s: the scaling policy failed on %s", key, load)
             self._undecided.add(key)

@@ -66,7 +66,7 @@ class StepCalls:
     def _join_for(self, pending: "Future[EngineCall]", call_id: str) -> None:
         try:
             pending.set_result(self._join(call_id))
-        except Exception:
+        except Exception:  # a bug: the call is served unbilled, the stage serves on
             log.exception("call %s: its steps cannot be charged", call_id)
             pending.set_result(UNBILLED)
 

@@ -50,6 +50,6 @@ async def follow_load(
             driver.set_ready()
     except TimeoutError:
         driver.abort(PipelineLost(f"it is not ready after {timeout_s:g} s"))
-    except Exception as error:
+    except Exception as error:  # a bug: the pipeline ends with it, and its calls go elsewhere
         log.exception("layer-wise prefill failed")
         driver.abort(error.with_traceback(None))
