@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from benchmarks.harness.processes import ROOT
 from registry.channel.client import Channel
 from registry.errors import ChannelError
 from registry.redis.state import RedisState
+from tests.fixtures import prefork
 from tests.fixtures.platform import Platform
 
 NAME = "coder"
@@ -38,17 +38,17 @@ class OtherMachine:
     def __init__(self, platform: Platform, secret_file: Path) -> None:
         self._platform = platform
         self._command = [
-            *(sys.executable, "-m", "cli", "invoker", "--node-id", "other", "--host-id", "host-other"),
+            *("--node-id", "other", "--host-id", "host-other"),
             *("--redis-url", f"unix://{platform.data}/redis.sock", "--secret-file", str(secret_file)),
             *("--device", "cpu", "--threads", "1", "--gpu-memory", "512MiB", "--host-memory", "512MiB"),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: prefork.Process | subprocess.Popen[bytes] | None = None
 
     def restart(self) -> None:
         """Start a new process, to which the other node casts the model, and in which it serves."""
         self.stop()
         with (self._platform.data / "logs" / "other.log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+            self._process = prefork.start("invoker", *self._command, log=log)
         self._platform.until("it has joined", self._record)
         self._platform.run("scale", NAME, "--instances", "2")
         self._platform.until("it serves", lambda: self._record()["instances"])

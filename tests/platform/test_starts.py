@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from benchmarks.harness.random_llama import write_random_llama
-from tests.fixtures.platform import ROOT, Platform
+from tests.fixtures import prefork
+from tests.fixtures.platform import Platform
 
 
 @pytest.fixture(scope="module")
@@ -135,16 +135,16 @@ def test_a_killed_node_is_replaced_and_the_function_answers_elsewhere(platform: 
 
 
 @contextmanager
-def late_node(platform: Platform, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def late_node(platform: Platform, *flags: str) -> Iterator[prefork.Process | subprocess.Popen[bytes]]:
     """Yield a node called `late` that joins by itself, as on another machine."""
     command = [
-        *(sys.executable, "-m", "cli", "invoker", "--node-id", "late", "--host-id", "host-late"),
+        *("--node-id", "late", "--host-id", "host-late", "--lease-s", "2"),
         *("--redis-url", f"unix://{platform.data}/redis.sock"),
         *("--device", "cpu", "--threads", "1"),
         *("--gpu-memory", "512MiB", "--host-memory", "512MiB", *flags),
     ]
     with (platform.data / "logs" / "late.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        process = prefork.start("invoker", *command, log=log)
     try:
         platform.until("it has joined", lambda: "late" in {node["id"] for node in platform.nodes()})
         yield process
