@@ -1,10 +1,12 @@
 """`down`: stop a platform that `up` started."""
 
+import contextlib
+import os
+import select
 import signal
 from pathlib import Path
 
 import click
-import psutil
 
 from cli.errors import MissingError, TimeoutExceeded
 from cli.options import SECONDS, data_dir_option, output_option
@@ -29,14 +31,27 @@ def down_command(data_dir: Path, timeout: float, form: str) -> None:
     process = run.process() if run else None
     if process is None:
         raise MissingError(f"no platform is running from {data_dir}")
-    process.send_signal(signal.SIGTERM)
-    try:
-        with waiting("stopping: requests in flight may finish"):
-            process.wait(timeout)
-    except psutil.TimeoutExpired as exc:
+    with waiting("stopping: requests in flight may finish"):
+        ended = stop(process.pid, timeout)
+    if not ended:
         raise TimeoutExceeded(
             f"process {process.pid} is still running after {timeout:g} s; see {data_dir / 'logs'}"
-        ) from exc
+        )
     if form in ("json", "csv"):
         emit_record({"data_dir": str(data_dir), "pid": process.pid, "stopped": True}, form)
     note("stopped")
+
+
+def stop(pid: int, timeout_s: float) -> bool:
+    """Send a process SIGTERM; return whether it ends in time, be it reaped then or not.
+
+    In a container, the first process may never reap those that it adopts.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGTERM)
+            return bool(select.select([fd], [], [], timeout_s)[0])
+        finally:
+            os.close(fd)
+    return True

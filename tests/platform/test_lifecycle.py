@@ -69,6 +69,7 @@ def test_a_redeploy_switches_without_a_failed_request(own: Platform, tmp_path: P
         async with asyncio.TaskGroup() as callers:
             for _ in range(4):
                 callers.create_task(load(stop))
+            await asyncio.to_thread(own.until, "the old version answers", lambda: versions)
             await asyncio.to_thread(own.run, "deploy", str(tmp_path / "two"), "--name", "small")
             await asyncio.to_thread(own.until, "the new version answers", lambda: "2" in versions)
             stop.set()
