@@ -112,12 +112,13 @@ async def test_one_failed_choice_makes_the_others_of_a_stream_not_free() -> None
         if call.request_id.endswith("/0"):
             for count in range(1, 6):
                 yield Tokens(ids=(5,), gpu_us=1000 * count, finish_reason="length" if count == 5 else "")
-            first_ended.set()
-            yield RequestUsage(prompt_tokens=1, completion_tokens=5, gpu_us=5000, exec_us=1)
+            try:
+                yield RequestUsage(prompt_tokens=1, completion_tokens=5, gpu_us=5000, exec_us=1)
+            finally:
+                first_ended.set()  # its usage has been taken
         else:
             yield Tokens(ids=(5,), gpu_us=7000)
             await first_ended.wait()
-            await asyncio.sleep(0.05)
             raise DispatchError("internal", "the node is lost", status=500)
 
     async with gateway() as gw:
