@@ -2,12 +2,16 @@
 
 import resource
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+SATURATED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,12 @@ class ProcessorTimes:
         taken_s = self.busy_s + self.stolen_s
         whole_s = taken_s + self.idle_s
         return taken_s / whole_s if whole_s else 0.0
+
+
+def saturated_share(reads: Sequence[ProcessorTimes]) -> float:
+    """Return the fraction of the intervals between reads in which hardly any processor time was left."""
+    uses = [later.since(earlier).share for earlier, later in pairwise(reads)]
+    return sum(use >= SATURATED for use in uses) / max(1, len(uses))
 
 
 def process_cpu_s() -> float:

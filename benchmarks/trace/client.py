@@ -26,7 +26,7 @@ from benchmarks.harness.http_exchange import HttpEndpoint
 from benchmarks.harness.ledger_check import UsageReports, compare_ledger
 from benchmarks.harness.open_loop import PromptPool, Replay
 from benchmarks.harness.percentile import percentile
-from benchmarks.harness.processor import ProcessorTimes, read_times
+from benchmarks.harness.processor import ProcessorTimes, read_times, saturated_share
 from benchmarks.harness.stream_client import StreamResult
 from benchmarks.harness.traces import TraceRequest
 from invoker.emulated.tokens import FIRST_TOKEN
@@ -65,7 +65,8 @@ class TraceSent(CrewMessage, frozen=True, kw_only=True):
     """The answers, and the use of GPUs in the window.
 
     `started_s` is on the machine's monotonic clock, `ended_s` since then. `late_s` is the 99th percentile of
-    how late requests were sent, `processor_share` the use of processors until the last one was due.
+    how late requests were sent, `processor_share` the use of processors until the last one was due, and
+    `saturated_share` the share of that time, by seconds, in which they had hardly any left.
     """
 
     started_s: float
@@ -73,6 +74,7 @@ class TraceSent(CrewMessage, frozen=True, kw_only=True):
     answers: list[StreamedAnswer]
     late_s: float
     processor_share: float
+    saturated_share: float
     gpu_s: float
     loading_s: float
     busy_s: float
@@ -119,7 +121,8 @@ async def send(
         ended_s=order.window_s,
         answers=[_answer(done, _function(replay, done), started_perf_s) for done in replay.finished],
         late_s=percentile(replay.late_s, 99) or 0.0,
-        processor_share=used.share,
+        processor_share=used[-1].since(used[0]).share,
+        saturated_share=saturated_share(used),
         gpu_s=gpu["allocated_ms"] / 1e3,
         loading_s=gpu["loading_ms"] / 1e3,
         busy_s=gpu["used_ms"] / 1e3,
@@ -145,11 +148,13 @@ def _answer(done: StreamResult, function: int, started_s: float) -> StreamedAnsw
     )
 
 
-async def _processor_use(seconds: float, processors: Callable[[], ProcessorTimes]) -> ProcessorTimes:
-    """Return what the machine's processors do for some seconds from now on."""
-    before = processors()
-    await asyncio.sleep(seconds)
-    return processors().since(before)
+async def _processor_use(seconds: float, processors: Callable[[], ProcessorTimes]) -> list[ProcessorTimes]:
+    """Read what the machine's processors do now, each second, and after some seconds."""
+    until_s, reads = time.monotonic() + seconds, [processors()]
+    while (left_s := until_s - time.monotonic()) > 0:
+        await asyncio.sleep(min(left_s, 1.0))
+        reads.append(processors())
+    return reads
 
 
 async def _watch(replay: Replay) -> None:

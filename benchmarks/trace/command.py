@@ -139,7 +139,10 @@ def run_mode(
         result = run_trace(platform, mode, scenario)
     run = run_of(result, scenario.model_scale)
     attained = scenario.slo.attainment(run.answers)
-    say(f"  GPU {run.gpu_s:.1f} s, SLO {attained:.3f}, busy {run.processor_share:.0%}")
+    say(
+        f"  GPU {run.gpu_s:.1f} s, SLO {attained:.3f}, busy {run.processor_share:.0%}, "
+        f"saturated {run.saturated_share:.0%} of the seconds"
+    )
     return run
 
 

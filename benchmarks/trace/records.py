@@ -45,6 +45,7 @@ class TraceRun:
     cast_bytes: float
     late_s: float
     processor_share: float
+    saturated_share: float
     ledger: dict[str, Any]
     ledger_ok: bool
     network: dict[str, Any]
@@ -83,6 +84,7 @@ class TraceRun:
             "answered_after_end": self.answered_after_end,
             "client_late_p99_s": round(self.late_s, 6),
             "processor_share": round(self.processor_share, 3),
+            "saturated_share": round(self.saturated_share, 3),
             "ledger_ok": self.ledger_ok,
             "faults": self.faults,
         }
@@ -120,6 +122,7 @@ def run_of(result: TraceResult, how: ModelScale) -> TraceRun:
         cast_bytes=(max(casts) - casts[0]) * scale if casts else 0.0,
         late_s=sent.late_s,
         processor_share=sent.processor_share,
+        saturated_share=sent.saturated_share,
         ledger=sent.ledger,
         ledger_ok=sent.ledger_ok,
         network=network_use(result.links, sent.started_s, sent.ended_s, how),
@@ -178,6 +181,7 @@ def record_of(name: str, runs: Sequence[TraceRun], slo: Slo, params: dict[str, A
         **middle.decisions,
         "client_late_p99_s": max(run.late_s for run in runs),
         "processor_share": max(run.processor_share for run in runs),
+        "saturated_share": max(run.saturated_share for run in runs),
         "ledger_ok": all(run.ledger_ok for run in runs),
         "ledger": middle.ledger,
         "counts": not any(run.faults for run in runs),
@@ -194,7 +198,8 @@ def show(row: dict[str, Any]) -> str:
         f"TTFT p50 {row['ttft_p50_s']:.3f} p90 {row['ttft_p90_s']:.3f} p99 {row['ttft_p99_s']:.3f} s  "
         f"TBT p50 {row['tbt_p50_s'] * 1e3:.0f} p99 {row['tbt_p99_s'] * 1e3:.0f} ms  "
         f"host {row['host_byte_s'] / 1e9:.0f} GB s  casts {row['cast_bytes'] / 1e9:.0f} GB  "
-        f"busy {row['processor_share']:.0%}, late {row['client_late_p99_s'] * 1e3:.1f} ms"
+        f"busy {row['processor_share']:.0%}, saturated {row['saturated_share']:.0%} of the seconds, "
+        f"late {row['client_late_p99_s'] * 1e3:.1f} ms"
         + "".join(f"\n  does not count: {fault}" for fault in faults)
     )
 

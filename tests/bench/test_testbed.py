@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.harness.owner import Owner, is_orphaned, owner_for_pid, owner_of, scratch_folder
-from benchmarks.harness.processor import ProcessorTimes, processor_times, read_times
+from benchmarks.harness.processor import ProcessorTimes, processor_times, read_times, saturated_share
 from benchmarks.multicast.peers import agent_script, mpirun
 
 # Not by name: pytest takes classes of the name Test… for tests.
@@ -131,6 +131,13 @@ def test_stolen_and_interrupt_time_is_busy_and_guests_count_once() -> None:
     assert (found.busy_s, found.idle_s, found.stolen_s) == (14.0, 6.0, 3.0)
     assert found.share == pytest.approx(17 / 23)
     assert found.since(found).share == 0.0
+
+
+def test_seconds_without_processor_time_left_are_counted() -> None:
+    busy_s = (0.0, 2.0, 3.0, 4.95, 6.95)
+    reads = [ProcessorTimes(busy_s=b, idle_s=2.0 * n - b, stolen_s=0.0) for n, b in enumerate(busy_s)]
+    assert saturated_share(reads) == 0.75
+    assert saturated_share(reads[:1]) == 0.0
 
 
 def test_counters_of_interfaces_are_told_from_each_other() -> None:

@@ -97,6 +97,7 @@ def sent_trace() -> TraceSent:
         answers=[one(0.0, 1.0), one(4.0, 14.0), one(5.0, 6.0)],
         late_s=0.002,
         processor_share=0.3,
+        saturated_share=0.1,
         gpu_s=60.0,
         loading_s=2.0,
         busy_s=40.0,
