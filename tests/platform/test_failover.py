@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from registry.errors import StateUnavailable
 from registry.redis.sentinel import parse_sentinel_url
 from registry.redis.state import RedisState
 from registry.state import UsageFilter
-from tests.fixtures.patience import PATIENCE_S, until
+from tests.fixtures.patience import PATIENCE_S, until, until_seen
 from tests.fixtures.plain_redis import PlainRedis, Sentinel
 from tests.fixtures.platform import Platform
 from tests.fixtures.registry_records import request
@@ -51,10 +50,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
             stack.enter_context(PlainRedis(tmp_path / name, *source, *instantly)) for name in ("r1", "r2")
         ]
         sentinel = stack.enter_context(Sentinel(tmp_path / "sentinel", master))
-        deadline = time.monotonic() + PATIENCE_S
-        while sentinel.replicas() < 2:
-            assert time.monotonic() < deadline, "the sentinel did not find the replicas"
-            time.sleep(0.05)
+        until_seen("the sentinel has found the replicas", lambda: sentinel.replicas() >= 2)
         yield Watched(master, tuple(replicas), sentinel)
 
 

@@ -42,20 +42,20 @@ async def ask(http: httpx2.AsyncClient, number: int, tokens: int) -> None:
     assert response.status_code == 200, response.text
 
 
-async def decision(http: httpx2.AsyncClient) -> dict[str, Any]:
-    found: dict[str, Any] = (await http.get(f"/admin/functions/{MODEL}")).json()["decision"]
+def decision(four: Platform) -> dict[str, Any]:
+    found: dict[str, Any] = four.get(f"/admin/functions/{MODEL}")["decision"]
     return found
 
 
-async def until_decided(http: httpx2.AsyncClient, desired: int, after: float) -> dict[str, Any]:
+async def until_decided(four: Platform, desired: int, after: float) -> dict[str, Any]:
     """Return the first decision after that moment for at least that number; of one instance for 1."""
-    deadline = time.monotonic() + COMMAND_S
-    while time.monotonic() < deadline:
-        last = await decision(http)
-        if last["at"] > after and (last["desired"] >= desired if desired > 1 else last["desired"] == 1):
-            return last
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"not decided; the last decision is {await decision(http)}")
+
+    def decided() -> dict[str, Any] | None:
+        last = decision(four)
+        enough = last["desired"] >= desired if desired > 1 else last["desired"] == 1
+        return last if last["at"] > after and enough else None
+
+    return await asyncio.to_thread(four.until, f"{desired} are decided", decided)
 
 
 async def test_a_burst_is_decided_at_once_and_its_end_half_a_second_later(four: Platform) -> None:
@@ -71,7 +71,7 @@ async def test_a_burst_is_decided_at_once_and_its_end_half_a_second_later(four: 
         await asyncio.gather(*(ask(http, number, 40) for number in range(6)))  # it is seen at work
         begun = time.time()
         calls = [asyncio.create_task(ask(http, number, 2)) for number in range(BURST)]
-        grown = await until_decided(http, 3, begun)
+        grown = await until_decided(four, 3, begun)
         inputs, reason = grown["inputs"], grown["reason"]
         print(f"decided {1e3 * (grown['at'] - begun):.0f} ms after the burst began: {reason}; {inputs}")
         assert grown["at"] < begun + DECIDED_S
@@ -79,7 +79,7 @@ async def test_a_burst_is_decided_at_once_and_its_end_half_a_second_later(four: 
         assert f"{inputs['queued_prompt_tokens']} prompt tokens wait" in reason
         await asyncio.gather(*calls)
         ended = time.time()
-        fallen = await until_decided(http, 1, grown["at"])
+        fallen = await until_decided(four, 1, grown["at"])
         print(f"down to one {1e3 * (fallen['at'] - ended):.0f} ms after its end: {fallen['reason']}")
         assert fallen["at"] < ended + 4 * DELAY_S
     assert four.json("describe", MODEL)["decision"]["desired"] == 1

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from benchmarks.harness.local_platform import free_port
 from registry.redis.embedded import RULES, find_redis_server
 from tests.fixtures.manifests import SCRIPTS
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until_seen
 from tests.fixtures.platform import Platform
 
 CLIENTS, BACKUP = "c" * 64, "b" * 64
@@ -55,10 +54,12 @@ class Deployed:
         log = ["--logfile", str(self.data / "redis.log"), "--appendonly", "yes"]
         command = ["sh", str(SCRIPTS / "start.sh"), str(self.secrets), str(self.conf), *options, *log]
         self._process = subprocess.Popen(command, env=self.environ)
-        deadline = time.monotonic() + PATIENCE_S
-        while self.script("ready", self.secrets, "-p", self.port).returncode:
-            assert time.monotonic() < deadline and self._process.poll() is None
-            time.sleep(0.02)
+
+        def ready() -> bool:
+            assert self._process is not None and self._process.poll() is None
+            return self.script("ready", self.secrets, "-p", self.port).returncode == 0
+
+        until_seen("Redis is ready", ready)
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:
@@ -139,10 +140,9 @@ def test_it_is_alive_but_not_ready_while_its_disk_fails(tmp_path: Path) -> None:
     try:
         with deployed.client() as client:
             client.set("a", "1")
-            deadline = time.monotonic() + PATIENCE_S
-            while client.info("persistence")["rdb_last_bgsave_status"] != "err":
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until_seen(
+                "a snapshot failed", lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err"
+            )
         assert deployed.script("ready", deployed.secrets, "-p", deployed.port).returncode
         assert not deployed.script("alive", deployed.secrets, "-p", deployed.port).returncode
     finally:

@@ -5,7 +5,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +26,7 @@ from benchmarks.chaos.load import (
 )
 from benchmarks.harness.local_platform import free_port
 from benchmarks.harness.processes import ROOT
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until_seen
 from tests.fixtures.plain_redis import PlainRedis
 
 # The last commit at which leases had no incarnation and records no schema.
@@ -130,10 +129,11 @@ class Cluster:
         return None
 
     async def until(self, process: Process, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not await asyncio.to_thread(holds):
-            assert process.child.poll() is None and time.monotonic() < deadline, self.logs()
-            await asyncio.sleep(0.05)
+        def look() -> bool:
+            assert process.child.poll() is None, self.logs()
+            return holds()
+
+        await asyncio.to_thread(until_seen, f"{process.name} does so", look, failing=self.logs)
 
     async def stop(self, process: Process) -> None:
         """Terminate as an orchestrator would, and wait for the end."""

@@ -326,9 +326,8 @@ async def handle(request):
     return stream()
 async def stream():
     try:
-        while True:
-            yield 1
-            await asyncio.sleep(0.01)
+        yield 1
+        await asyncio.Event().wait()
     finally:
         ended.append("yes")
 """
