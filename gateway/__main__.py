@@ -1,7 +1,6 @@
 """Run one gateway of a cluster: `python -m gateway`."""
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
@@ -29,7 +28,7 @@ from gateway.http.metrics_listener import metrics_listener
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
 from gateway.tenants.state_health import HealthCheck
-from rdmacast.aio.loop_lag import watch_loop_lag
+from rdmacast.aio.loop_lag import limit_loop_lag, watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
 from registry.archive.archive import LedgerArchive
 from registry.clock import SystemClock
@@ -44,7 +43,6 @@ _log = logging.getLogger("hypercast.gateway")
 
 _STATE_WAIT_S = 60.0
 _RETRY_S = 0.2
-_GIL_SWITCH_INTERVAL_S = 0.0005
 
 
 async def prepare(
@@ -203,12 +201,8 @@ def main(argv: Sequence[str]) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    # Requests create few cycles: collecting after every 700 allocations wastes time.
     raise_descriptor_limit()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 10)
-    # By default a thread that runs Python (a large chat's template) delays the loop by 5 ms per GIL switch.
-    sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
+    limit_loop_lag()
     try:
         write_audit_lines(settings.audit_file)
         uvloop.run(run(settings))

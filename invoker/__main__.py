@@ -1,7 +1,6 @@
 """`python -m invoker`: run one node."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,12 +16,12 @@ from invoker.engine.factory import EngineFactory, TorchEngineFactory
 from invoker.lifetime import run_node
 from invoker.loading.loader import LoadSources
 from invoker.settings import Settings, parse_settings
+from rdmacast.aio.loop_lag import limit_loop_lag
 from registry.config.emulation import is_emulated, parse_device
 from registry.errors import RegistryError
 from registry.redis.state import RedisState
 
 USAGE_ERROR = 2
-_GIL_SWITCH_INTERVAL_S = 0.0005
 
 log = logging.getLogger("invoker")
 
@@ -45,10 +44,7 @@ def main(
         stream=sys.stderr,
         force=True,
     )
-    # Most objects of requests are freed by reference counting: collect cycles rarely.
-    gc.set_threshold(20_000, 20, 50)
-    # By default an engine's thread delays the loop by 5 ms per GIL switch, and moving requests takes many.
-    sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
+    limit_loop_lag()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(settings, (engines or engines_for)(settings.device), limit_sources))
