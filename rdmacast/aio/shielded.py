@@ -75,8 +75,8 @@ async def _wait_for(work: Shieldable[Any]) -> asyncio.CancelledError | None:
         await work
     except asyncio.CancelledError as error:
         return error
-    except Exception:
-        pass  # the caller's to retrieve
+    except Exception:  # whatever the work raises stays in it, for the caller to retrieve
+        pass
     finally:
         work.is_shielded = False
     return None
