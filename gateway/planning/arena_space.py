@@ -14,6 +14,7 @@ from gateway.planning.placement import (
     can_run,
     extra_bytes,
     image_need,
+    start_bytes,
     start_candidates,
 )
 from gateway.planning.plan import PendingStart
@@ -54,12 +55,22 @@ class SpaceRequest:
 
 
 class ArenaSpace:
-    """The free arena space of one planning step: that of the nodes' index, less what starts have reserved."""
+    """The free arena space of one planning step: that of the nodes' index, less what starts have reserved.
 
-    def __init__(self, state_cache: ClusterStateCache, reserved: Mapping[str, int]) -> None:
+    Of starts the nodes' records do not include yet, `pending` and on nodes that have not begun to load, each
+    has reserved the most that it may take.
+    """
+
+    def __init__(
+        self, state_cache: ClusterStateCache, pending: Iterable[PendingStart], backoff: BackoffTable
+    ) -> None:
         self.cache = state_cache
         self.index = state_cache.index
-        self.reserved = Counter(reserved)
+        self.reserved: Counter[str] = Counter()
+        for key, name in _coming(state_cache, pending):
+            version, node = state_cache.version(key), self.index.usable.get(name)
+            if version is not None and node is not None:
+                self.reserve(version, node, backoff.min_bytes(key))
 
     def __repr__(self) -> str:
         return f"<ArenaSpace of {self.index!r}, {self.reserved.total()} bytes reserved>"
@@ -73,11 +84,18 @@ class ArenaSpace:
             found += self._describe(request, self._far(request, near, missing))
         return found
 
+    def room(self, node: NodeRecord, image: str | None) -> int:
+        """Return the arena space of the node for a start of the image."""
+        return arena_room(node, image, self.index.space(node.id).used) - self.reserved[node.id]
+
+    def reserve(self, version: FunctionVersion, node: NodeRecord, min_bytes: int = 0) -> None:
+        """Reserve the most that a start takes."""
+        self.reserved[node.id] += start_bytes(version, node, self.room(node, version.image), min_bytes)
+
     def lacks(self, request: SpaceRequest, node: NodeRecord) -> int:
         """Return how many bytes the node lacks for a start."""
         version = request.version
-        room = arena_room(node, version.image, self.index.space(node.id).used)
-        return image_need(version, node) + request.min_bytes + self.reserved[node.id] - room
+        return image_need(version, node) + request.min_bytes - self.room(node, version.image)
 
     def is_anywhere(self, request: SpaceRequest) -> bool:
         """Return whether a free node that runs the version has the space."""
@@ -172,26 +190,17 @@ class _KindFilter(dict[NodeKind, bool]):
         return self[kind]
 
 
-def reserved_bytes(
-    state_cache: ClusterStateCache, pending: Iterable[PendingStart], backoff: BackoffTable
-) -> dict[str, int]:
-    """Return the arena bytes by node of starts that the nodes' records do not include yet.
+def _coming(
+    state_cache: ClusterStateCache, pending: Iterable[PendingStart]
+) -> Iterator[tuple[VersionKey, str]]:
+    """Yield the version and node of starts that the nodes' records do not include yet.
 
     A node reports an instance as loading only after its record includes the region.
     """
-    coming = [(p.key, p.node) for p in pending]
-    coming += [
-        (VersionKey(i.function, i.version), i.node)
-        for i in state_cache.instances()
-        if i.state is InstanceState.STARTING
-    ]
-    reserved: Counter[str] = Counter()
-    for key, node in coming:
-        version, entry = state_cache.version(key), state_cache.node(node)
-        if version is not None and entry is not None:
-            extra = extra_bytes(version, backoff.min_bytes(key))
-            reserved[node] += image_need(version, entry.record) + extra
-    return reserved
+    yield from ((start.key, start.node) for start in pending)
+    for one in state_cache.instances():
+        if one.state is InstanceState.STARTING:
+            yield VersionKey(one.function, one.version), one.node
 
 
 def instance_bytes(state_cache: ClusterStateCache, instance: InstanceRecord) -> int:

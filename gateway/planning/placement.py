@@ -109,8 +109,21 @@ def extra_bytes(version: FunctionVersion, min_bytes: int) -> int:
 
     Only the node knows how large a KV cache must be at least; a start without enough space reports it.
     """
-    generates = version.image is not None and version.task is FunctionTask.GENERATE
-    return max(version.image_bytes // _KV_SHARE if generates else 0, min_bytes)
+    return max(version.image_bytes // _KV_SHARE if _has_kv(version) else 0, min_bytes)
+
+
+def start_bytes(version: FunctionVersion, node: NodeRecord, room: int, min_bytes: int) -> int:
+    """Return the most that a start takes of `room` bytes of the node's arena.
+
+    That is the image, and for the KV cache up to half of what is left.
+    """
+    image_bytes = image_need(version, node)
+    half = max(0, room - image_bytes) // 2 if _has_kv(version) else 0
+    return image_bytes + max(half, extra_bytes(version, min_bytes))
+
+
+def _has_kv(version: FunctionVersion) -> bool:
+    return version.image is not None and version.task is FunctionTask.GENERATE
 
 
 def choose_starts(count: int, candidates: Iterable[StartCandidate]) -> list[StartCandidate]:

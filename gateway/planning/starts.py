@@ -18,12 +18,10 @@ from gateway.planning.arena_space import (
     SpaceRequest,
     choose_victims,
     is_leaving,
-    reserved_bytes,
 )
 from gateway.planning.image_sources import choose_sources
 from gateway.planning.placement import (
     choose_starts,
-    extra_bytes,
     image_need,
     too_small,
     unschedulable_reason,
@@ -129,9 +127,7 @@ class StartPlanner:
         if freed is None:
             return StartResult.PLANNED, ()
         # Of this step no other start takes the space.
-        space.reserved[freed.node.id] += image_need(version, freed.node) + extra_bytes(
-            version, wanted.min_bytes
-        )
+        space.reserve(version, freed.node, wanted.min_bytes)
         return StartResult.PLANNED, freed.victims
 
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
@@ -182,7 +178,7 @@ class StartPlanner:
 
     def _step_space(self, cache: ClusterStateCache) -> ArenaSpace:
         if self._space is None:
-            self._space = ArenaSpace(cache, reserved_bytes(cache, self.pending.values(), self._backoff))
+            self._space = ArenaSpace(cache, self.pending.values(), self._backoff)
         return self._space
 
     def _space_request(
@@ -228,11 +224,11 @@ class StartPlanner:
                 self.prefetching[image, sources.loader] = None
                 step.plan.actions.append(PrefetchAction(version=version, node=sources.loader, holders=()))
         max_concurrency = self._settings.max_concurrency(version.task, step.loads[key].scaling)
-        extra = extra_bytes(version, self._backoff.min_bytes(key))
+        min_bytes = self._backoff.min_bytes(key)
         for node in targets:
             instance_id = self._new_id(key)
             self.pending[instance_id] = PendingStart(key=key, node=node.id, image=image)
-            space.reserved[node.id] += image_need(version, node) + extra
+            space.reserve(version, node, min_bytes)
             step.plan.actions.append(
                 StartAction(
                     instance_id=instance_id,

@@ -98,11 +98,15 @@ class DeviceCache:
         self._by_image[image] = device_image
         return device_image
 
-    def reserve_region(self, nbytes: int) -> Region:
-        """Reserve a region, evicting idle images, least recently used first. Raises OutOfDeviceMemory."""
+    def reserve_region(self, nbytes: int, *, at_end: bool = False) -> Region:
+        """Reserve a region, evicting idle images, least recently used first. Raises OutOfDeviceMemory.
+
+        Images begin at the start of the arena, and what has other sizes `at_end`: images are alike in size,
+        and so leave holes in which others fit.
+        """
         while True:
             try:
-                region = self._arena.reserve(nbytes)
+                region = self._arena.reserve(nbytes, at_end=at_end)
             except OutOfDeviceMemory:
                 idle = self._idle()
                 if not idle or not self._could_fit(nbytes):
@@ -118,7 +122,7 @@ class DeviceCache:
         """Reserve a region for K and V, smaller than wanted if little is free. Raises OutOfDeviceMemory."""
         free = self._arena.largest_free_bytes
         nbytes = kv_cache_bytes(min_bytes=min_bytes, wanted_bytes=wanted_bytes, largest_free_bytes=free)
-        return self.reserve_region(nbytes)
+        return self.reserve_region(nbytes, at_end=True)
 
     @contextmanager
     def kv_region(self, min_bytes: int, wanted_bytes: int) -> Iterator[Region]:

@@ -1,4 +1,4 @@
-"""A first-fit allocator of one address range (bookkeeping only)."""
+"""An allocator of one address range, from either end (bookkeeping only)."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ def align_up(nbytes: int) -> int:
 
 
 class Allocator:
-    """A first-fit allocator of aligned spans of `[0, capacity)`, lowest first; adjacent free ones are merged.
+    """A first-fit allocator of aligned spans of `[0, capacity)`, from its start or its end.
 
-    Free spans are ordered by offset and never adjacent.
+    Free spans are ordered by offset and never adjacent: those that would be are merged.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -52,22 +52,26 @@ class Allocator:
     def largest_free_bytes(self) -> int:
         return max((span.nbytes for span in self._free), default=0)
 
-    def allocate(self, nbytes: int) -> MemorySpan | None:
-        """Allocate the lowest free span of at least `nbytes`; None if there is none."""
+    def allocate(self, nbytes: int, *, at_end: bool = False) -> MemorySpan | None:
+        """Allocate from the lowest free span of at least `nbytes`, or from the highest; None without one."""
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         need = align_up(nbytes)
-        for index, span in enumerate(self._free):
-            if span.nbytes < need:
-                continue
-            taken = MemorySpan(span.offset, need)
-            if span.nbytes == need:
-                del self._free[index]
-            else:
-                self._free[index] = MemorySpan(taken.end, span.nbytes - need)
-            self._used[taken.offset] = taken
-            return taken
-        return None
+        places = range(len(self._free))
+        index = next(
+            (i for i in (reversed(places) if at_end else places) if self._free[i].nbytes >= need), None
+        )
+        if index is None:
+            return None
+        span = self._free[index]
+        taken = MemorySpan(span.end - need if at_end else span.offset, need)
+        if span.nbytes == need:
+            del self._free[index]
+        else:
+            left = span.offset if at_end else taken.end
+            self._free[index] = MemorySpan(left, span.nbytes - need)
+        self._used[taken.offset] = taken
+        return taken
 
     def free(self, span: MemorySpan) -> None:
         """Free a span. Raises ValueError if it is not allocated."""

@@ -61,8 +61,8 @@ class Arena(Protocol):
         """Return the chunk size for copies of images."""
         ...
 
-    def reserve(self, nbytes: int) -> Region:
-        """Reserve a region. Raises OutOfDeviceMemory, with the free sizes."""
+    def reserve(self, nbytes: int, *, at_end: bool = False) -> Region:
+        """Reserve a region, the lowest or the highest. Raises OutOfDeviceMemory, with the free sizes."""
         ...
 
     def free(self, region: Region) -> None:
@@ -113,8 +113,8 @@ class SpanArena:
     def largest_free_bytes(self) -> int:
         return self._allocator.largest_free_bytes
 
-    def reserve(self, nbytes: int) -> Region:
-        span = self._allocator.allocate(nbytes)
+    def reserve(self, nbytes: int, *, at_end: bool = False) -> Region:
+        span = self._allocator.allocate(nbytes, at_end=at_end)
         if span is None:
             raise OutOfDeviceMemory(
                 f"{nbytes} bytes do not fit the arena of {self.capacity_bytes} bytes on {self.device}: "

@@ -19,7 +19,6 @@ from gateway.planning.arena_space import (
     choose_victims,
     instance_bytes,
     is_leaving,
-    reserved_bytes,
 )
 from gateway.planning.placement import can_run, choose_starts, extra_bytes, image_need, start_candidates
 from gateway.planning.plan import PendingStart
@@ -49,7 +48,7 @@ class Scene:
     loads: Mapping[VersionKey, FunctionLoad]
 
     def space(self) -> ArenaSpace:
-        return ArenaSpace(self.cache, reserved_bytes(self.cache, self.pending, self.backoff))
+        return ArenaSpace(self.cache, self.pending, self.backoff)
 
 
 def make_scene(rng: random.Random, nodes: int) -> Scene:
@@ -209,8 +208,24 @@ def test_starts_and_victims_are_those_of_looking_at_all_nodes(nodes: int, seed: 
         victims = [] if gone is None else [one.instance_id for one in gone.victims]
         assert victims == victims_by_looking_at_all(scene, request, reserved)
         for id_ in chosen:
-            node = scene.cache.index.usable[id_]
-            space.reserved[id_] += image_need(request.version, node) + extra_bytes(request.version, 0)
+            space.reserve(request.version, scene.cache.index.usable[id_])
+
+
+def test_starts_that_are_coming_reserve_what_their_nodes_will_take() -> None:
+    """A node gives half of the rest to the KV cache: a second start of that size does not fit beside it."""
+    scene = large(2)
+    space, version = scene.space(), scene.versions["f"]
+    node = scene.cache.index.usable["n0"]
+    assert space.room(node, version.image) == ARENA * MIB
+    space.reserve(version, node)
+    assert space.room(node, version.image) == (ARENA - 40) * MIB // 2
+    space.reserve(make_version("h", image=None), node)  # a handler takes none
+    assert space.room(node, version.image) == (ARENA - 40) * MIB // 2
+    request = SpaceRequest(version=scene.versions["g"], count=2, free=FreeNodes(excluded=()))
+    assert [site.id for site in choose_starts(2, space.candidates(request))] == ["n1"]
+    pending = PendingStart(key=VersionKey("f", 1), node="n1", image=version.image)
+    asked = ArenaSpace(scene.cache, [pending], scene.backoff)
+    assert asked.room(scene.cache.index.usable["n1"], version.image) == (ARENA - 40) * MIB // 2
 
 
 def large(nodes: int, *, full: bool = False) -> Scene:

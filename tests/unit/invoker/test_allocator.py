@@ -5,19 +5,19 @@ from invoker.memory.allocator import Allocator
 from registry.images.manifest import ALIGNMENT
 
 CAPACITY = 64 * ALIGNMENT
-STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 20 * ALIGNMENT)), max_size=60)
+STEPS = st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 20 * ALIGNMENT)), max_size=60)
 
 
 @given(STEPS)
 @settings(max_examples=200)
-def test_spans_never_overlap_and_everything_comes_back(steps: list[tuple[bool, int]]) -> None:
+def test_spans_never_overlap_and_everything_comes_back(steps: list[tuple[bool, bool, int]]) -> None:
     allocator = Allocator(CAPACITY)
     held = []
-    for give_back, number in steps:
+    for give_back, at_end, number in steps:
         if give_back and held:
             allocator.free(held.pop(number % len(held)))
         else:
-            span = allocator.allocate(number)
+            span = allocator.allocate(number, at_end=at_end)
             if span is None:
                 assert number > allocator.largest_free_bytes or allocator.largest_free_bytes == 0
             else:
@@ -40,6 +40,20 @@ def test_the_lowest_fitting_span_is_taken() -> None:
     allocator.free(spans[1])
     again = allocator.allocate(2 * ALIGNMENT)
     assert again is not None and again.offset == ALIGNMENT
+
+
+def test_from_the_end_the_highest_fitting_span_is_taken() -> None:
+    """So images, from the start, find room in one piece where KV caches of other sizes come and go."""
+    allocator = Allocator(10 * ALIGNMENT)
+    first, kv, second = (
+        allocator.allocate(3 * ALIGNMENT),
+        allocator.allocate(2 * ALIGNMENT, at_end=True),
+        allocator.allocate(3 * ALIGNMENT),
+    )
+    assert [span and span.offset // ALIGNMENT for span in (first, kv, second)] == [0, 8, 3]
+    assert first is not None
+    allocator.free(first)
+    assert allocator.allocate(3 * ALIGNMENT) == first
 
 
 def test_a_span_is_given_back_once() -> None:
