@@ -202,7 +202,7 @@ def _assemble(
     vault = SecretVault(state, settings.cluster_secret)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state), vault)
     publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)
-    live = LiveCoordinator(state_cache, channels, assets, publisher)
+    live = LiveCoordinator(state_cache, channels, assets, publisher, clock)
     planners = _make_planners(cluster, settings, policy, live)
     local = LocalLoad(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots, progress=progress)
     decisions = DecisionPublisher(state)

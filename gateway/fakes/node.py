@@ -73,6 +73,7 @@ def _record(id_: str, *, gpu_bytes: int = 1 << 30, **facts: Any) -> NodeRecord:
         "gpu_free_bytes": gpu_bytes,
         "reads_store": True,
         "allows_handlers": True,
+        "link_rate_bytes_s": None,
     }
     return NodeRecord(
         id=id_,
@@ -84,7 +85,6 @@ def _record(id_: str, *, gpu_bytes: int = 1 << 30, **facts: Any) -> NodeRecord:
         gpu_count=1,
         host_bytes=1 << 34,
         host_free_bytes=1 << 34,
-        link_rate_bytes_s=None,
         started_at=0.0,
         **(fields | facts),
     )

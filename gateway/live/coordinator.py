@@ -30,6 +30,7 @@ from gateway.live.recovered import recovered_actions, unclaimed_starts
 from gateway.planning.actions import StartAction
 from gateway.planning.plan import Plan, VersionDemand
 from gateway.planning.work import UNSEEN, InstanceCapacity
+from registry.clock import Clock
 from registry.errors import ImageError, NotFound
 from registry.images.codec import decode_manifest
 from registry.images.manifest import UNIT_BYTES
@@ -61,17 +62,20 @@ class LiveCoordinator:
         links: ChannelPool,
         assets: StartAssets,
         publisher: LiveStatePublisher,
+        clock: Clock,
     ) -> None:
         self._state_cache = state_cache
         self._links = links
         self._assets = assets
         self._publisher = publisher
+        self._clock = clock
         self._epoch: int | None = None
         self._tracker = LoadTracker(state_cache)
         self._groups: dict[VersionKey, Group] = {}
         self._demand: Mapping[VersionKey, VersionDemand] = {}
         self._known: dict[str, None] = {}  # starts that this gateway made or joined, oldest first
         self._open = OpenPipelines(state_cache, links, publisher, self._opened, self._on_lost)
+        self._opening: dict[str, tuple[LiveMode, float]] = {}  # by pipeline id: its mode, and since when
         self._recovered: dict[str, tuple[VersionKey, LivePipeline]] = {}
         self._layered: dict[str, tuple[ModelLayers, bool]] = {}  # by manifest
 
@@ -268,6 +272,7 @@ class LiveCoordinator:
             match one:
                 case StartPipeline(pipeline=pipeline, reason=reason):
                     log.info("%s: pipeline %s opens: %s", key, pipeline, reason)
+                    self._opening[pipeline.pipeline_id] = pipeline.way, self._clock.monotonic_s()
                     self._open.open(key, pipeline)
                 case UpdatePair(pipeline=pipeline):
                     if self._publisher.pipeline(key, pipeline.pipeline_id) is not None:
@@ -282,14 +287,22 @@ class LiveCoordinator:
     def _close(self, key: VersionKey, pipeline_id: str) -> None:
         self._publisher.remove_pipeline(key, pipeline_id)
         self._recovered.pop(pipeline_id, None)
+        self._end_opening(pipeline_id)
         self._open.close(key, pipeline_id)
 
+    def _end_opening(self, pipeline_id: str) -> None:
+        mode, since = self._opening.pop(pipeline_id, (None, 0.0))
+        if mode is not None:
+            self._tracker.openings.on_opening_ended(mode, self._clock.monotonic_s() - since)
+
     def _opened(self, key: VersionKey, pipeline: LivePipeline) -> None:
+        self._end_opening(pipeline.pipeline_id)
         if isinstance(group := self._groups.get(key), LiveGroup):
             group.on_opened(pipeline.pipeline_id, pipeline.epoch)
 
     def _on_lost(self, key: VersionKey, pipeline: LivePipeline, failure: PipelineFailed) -> None:
         self._recovered.pop(pipeline.pipeline_id, None)
+        self._opening.pop(pipeline.pipeline_id, None)
         if (group := self._groups.get(key)) is not None:
             self._carry_out(
                 key, group.on_lost(pipeline.pipeline_id, pipeline.epoch, failure.node, str(failure))
@@ -303,6 +316,7 @@ class LiveCoordinator:
         before, self._epoch = self._epoch, epoch
         if before is not None and epoch > before + 1:
             self._groups.clear()
+            self._opening.clear()
             self._tracker.clear()
             self._publisher.clear()
         for record in self._state_cache.live:

@@ -1,6 +1,7 @@
 """Predicted waits of a version's calls while it loads (pure).
 
-Loads are predicted from measured link rates, the plans of their casts, earlier starts and their own progress.
+Loads are predicted from measured link rates, the plans of their casts, earlier starts and their own progress;
+how long the queued prompts take then by the rate that the scaling policy uses.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,20 +12,26 @@ from operator import or_
 from statistics import median_low
 
 from gateway.cluster.link_estimates import LinkEstimates
+from gateway.live.assembler import AssemblerSettings
 from gateway.live.load_orders import layer_at, warm_places
 from gateway.live.model_layers import ModelLayers
 from gateway.live.policy import LiveForecast
 from gateway.planning.actions import StartAction
 from gateway.planning.cast_forecast import forecast
+from gateway.planning.work import finish_s
 from rdmacast.link_rate import LinkRate
 from rdmacast.plan.plan import CastShape
 from rdmacast.plan.planners.subgroups import subgroups
 from registry.records.cast import CastRecord
 from registry.records.instance import InstanceRecord, StartKind
+from registry.records.live import LiveMode
 from registry.records.node import NodeRecord, Tier
 
 _HOST_BYTES_PER_S = 4e9  # from host to device memory, where it was never measured
 _FIXED = ("reserve", "bind", "ready")  # the phases of a start that do not depend on the image size
+_OPENING_S = 0.1  # of a pipeline or pair, where none was opened yet
+_LATEST = 0.5  # weight of the latest opening in the average of its mode
+_HELPS_FROM = 0.5  # the part of its load from which an instance runs prompts in a pair, or alone
 _OWN = -1  # and below: groups of nodes that load in no sub-group's order
 
 
@@ -116,34 +123,95 @@ def start_costs(ready: Iterable[InstanceRecord], nbytes: Mapping[tuple[str, int]
     return StartCosts(copy_bytes_per_s=rate, fixed_s=fixed_s, basis=basis)
 
 
+class OpeningTimes:
+    """How long pipelines and pairs took to open: the average by mode, of which the latest counts most."""
+
+    def __init__(self) -> None:
+        self._seen: dict[LiveMode, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<OpeningTimes {self._seen}>"
+
+    def on_opening_ended(self, mode: LiveMode, took_s: float) -> None:
+        """Add an opening that succeeded, or that was closed so long after it began."""
+        before = self._seen.get(mode, took_s)
+        self._seen[mode] = before + _LATEST * (took_s - before)
+
+    def expected_s(self, mode: LiveMode) -> float:
+        return self._seen.get(mode, _OPENING_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedWork:
+    """The queued `calls` of a version, and how fast its instances run them.
+
+    `tokens` are the prompt tokens that wait, `tokens_per_s` is the rate of an instance (0: unknown). The
+    `ready` instances alone would have run them in `ready_only_s`.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    ready: int = 0
+    ready_only_s: float = inf
+
+    def done_s(self, loading_s: Iterable[float], speed: float = 1.0) -> float:
+        """Return when the prompts have been run, with further instances that are ready at these times.
+
+        All run them at the fraction `speed` of their rate.
+        """
+        own_s = self.tokens / self.tokens_per_s / speed if self.tokens_per_s else 0.0
+        # Before that their slots and KV caches are taken.
+        from_s = max(0.0, self.ready_only_s - own_s / self.ready) if self.ready else inf
+        return finish_s(own_s, 1.0, sorted([*[from_s] * self.ready, *loading_s]))
+
+
 def predict(
     loads: Sequence[ModelLoad],
     links: LinkEstimates,
     costs: StartCosts,
-    *,
-    queued: int,
-    queue_s: float,
-    has_ready: bool,
+    openings: OpeningTimes,
+    queue: QueuedWork,
 ) -> LiveForecast:
-    """Return the waits of `queued` calls for the loads; for ready instances, if any, they wait `queue_s`.
+    """Return when the queued prompts have been run, without live serving and with each of its modes.
 
     A pipeline is possible once the loads hold all layers between them: by the plan of their cast, or when
-    each of k loads from host memory has its kth part. A pair has the throughput of two ready nodes once its
-    target holds half of the layers.
+    each of k loads from host memory has its kth part. From then on its nodes run prompts as ready ones do,
+    but for its hops. In a pair a node runs its share from half of its load on, and alone what has arrived.
     """
-    load_s = min(costs.fixed_s + (1 - load.progress) * _transfer_s(load, links, costs) for load in loads)
-    several = len(loads) > 1
-    pipeline_s = _pipeline_s(loads, links, costs) if several else inf
-    zigzag_s = load_s / 2 if has_ready and queued else load_s if has_ready or several else inf
+    loads_s = sorted(costs.fixed_s + (1 - load.progress) * _transfer_s(load, links, costs) for load in loads)
+    halves_s = sorted(
+        costs.fixed_s + max(0.0, _HELPS_FROM - load.progress) * _transfer_s(load, links, costs)
+        for load in loads
+    )
+    plain_s, pipeline_s, several = queue.done_s(loads_s), inf, len(loads) > 1
+    opening_s = openings.expected_s(LiveMode.PIPELINE)
+    alone = all(load.single_order for load in loads)
+    if alone:
+        early_s = [min(half_s + opening_s, load_s) for half_s, load_s in zip(halves_s, loads_s, strict=True)]
+        pipeline_s = max(queue.done_s(early_s), min(loads_s[0], queue.done_s(())))
+    elif several:
+        open_s = _pipeline_s(loads, links, costs) + opening_s
+        speed = 1 / (1 + AssemblerSettings().hop_cost * len(loads))
+        early_s = [min(open_s, load_s) for load_s in loads_s]
+        # With its hops, or at full speed from so much later on that as much is done by the end of the load.
+        pairs_s = zip(early_s, loads_s, strict=True)
+        later_s = [load_s - speed * (load_s - open_s) for open_s, load_s in pairs_s]
+        pipeline_s = min(queue.done_s(early_s, speed), queue.done_s(later_s))
+    zigzag_s = inf
+    if queue.ready or several:
+        opening_s = openings.expected_s(LiveMode.ZIGZAG)
+        pairs = queue.ready if queue.calls else 0
+        helping = [min(half_s + opening_s, load_s) for half_s, load_s in zip(halves_s, loads_s, strict=True)]
+        zigzag_s = queue.done_s([*helping[:pairs], *loads_s[pairs:]])
     warm = any(load.warm_loads for load in loads)
     image_bytes = loads[0].start.version.image_bytes
     return LiveForecast(
-        load_s=load_s,
-        queue_s=queue_s,
-        pipeline_s=min(load_s, pipeline_s) if several else inf,
+        plain_s=plain_s,
+        pipeline_s=pipeline_s,
         zigzag_s=zigzag_s,
-        queued=queued,
-        is_single=not several,
+        queued=queue.calls,
+        can_grow=not (several or alone),
         basis=costs.basis if warm else f"{image_bytes / 1e6:.3g} MB, {links.summary}",
     )
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from gateway.cluster.link_estimates import LinkEstimates, estimate_links
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
-from gateway.live.forecast import ModelLoad, StartCosts, model_loads, predict, start_costs
+from gateway.live.forecast import (
+    ModelLoad,
+    OpeningTimes,
+    QueuedWork,
+    StartCosts,
+    model_loads,
+    predict,
+    start_costs,
+)
 from gateway.live.policy import LiveDecision, LiveForecast, decide_live
 from gateway.planning.actions import StartAction
 from gateway.planning.plan import VersionDemand
@@ -26,6 +34,7 @@ class LoadTracker:
         self._state_cache = state_cache
         self._loads: dict[VersionKey, dict[str, ModelLoad]] = {}
         self._decisions: dict[VersionKey, LiveDecision] = {}
+        self.openings = OpeningTimes()
 
     def __repr__(self) -> str:
         loads = {str(key): list(loads) for key, loads in self._loads.items()}
@@ -104,21 +113,22 @@ class LoadTracker:
     ) -> LiveForecast:
         ready = self._state_cache.ready(key)
         if ready and not demand.held and self._decisions.get(key) is not None:
-            return LiveForecast(load_s=0.0, queue_s=0.0)  # a call would find a free slot
-        return predict(
-            self.loads(key),
-            facts.links,
-            facts.costs,
-            queued=demand.held,
-            queue_s=queue_wait_s(
+            return LiveForecast(plain_s=0.0)  # a call would find a free slot
+        slots = min((one.max_concurrency for one in ready), default=0)
+        queue = QueuedWork(
+            calls=demand.held,
+            tokens=demand.tokens.waiting,
+            tokens_per_s=capacity.prefill_tokens_s,
+            ready=len(ready),
+            ready_only_s=queue_wait_s(
                 demand.tokens,
-                replace(capacity, slots=min((one.max_concurrency for one in ready), default=0)),
+                replace(capacity, slots=slots),
                 queued=demand.held,
                 running=demand.in_flight,
                 ready=len(ready),
             ),
-            has_ready=bool(ready),
         )
+        return predict(self.loads(key), facts.links, facts.costs, self.openings, queue)
 
 
 class ClusterFacts:

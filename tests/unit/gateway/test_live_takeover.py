@@ -49,7 +49,9 @@ class Gateway:
         self.board = LiveStatePublisher(
             self.state, self.state_cache, ChangeCondition(), FakeClock(), lambda: self.epoch
         )
-        self.live = LiveCoordinator(self.state_cache, NoLinks(), StartAssets(AnyBlobs()), self.board)
+        self.live = LiveCoordinator(
+            self.state_cache, NoLinks(), StartAssets(AnyBlobs()), self.board, FakeClock()
+        )
 
     def receive(self, epoch: int, *pipelines: LivePipeline, way: LiveMode = LiveMode.OFF) -> None:
         """Receive a record of another controller."""
