@@ -35,10 +35,14 @@ log = logging.getLogger(__name__)
 
 _RESERVE = "reserve"  # the first phase of a start, in which it reserves arena space
 _CONNECT_S = 0.5  # how long a new controller waits for channels to all nodes
+_STEP_S = 0.02  # between the beginnings of two steps: while much changes, each takes in many changes
 
 
 class Controller:
-    """The control loop, which plans after every change and at the time set by the last plan."""
+    """The control loop, which plans soon after every change and at the time set by the last plan.
+
+    After a pause a change is planned for at once, others at most `_STEP_S` after the step before.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class Controller:
         """Run the loop until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
+                began_s = self._clock.monotonic_s()
                 plan = self._plan()
                 for action in plan.actions:
                     group.create_task(self._execute(action), name=f"controller {type(action).__name__}")
@@ -90,6 +95,9 @@ class Controller:
                         await self._work.wait()
                 except TimeoutError:
                     pass  # the time set by the plan
+                passed_s = self._clock.monotonic_s() - began_s
+                if 0 <= passed_s < _STEP_S:
+                    await asyncio.sleep(_STEP_S - passed_s)
 
     def _plan(self) -> Plan:
         self._fence = self._leadership.fence

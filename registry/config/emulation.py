@@ -9,6 +9,7 @@ The known names and their times are in invoker/emulated/profiles.py alone.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from registry.errors import InvalidRecord
 
@@ -84,6 +85,7 @@ def parse_device(text: str) -> EmulatedDevice:
     )
 
 
+@lru_cache(maxsize=1024)
 def mismatch(architecture: str, device: str) -> str:
     """Return why a node with this device cannot run a model of this architecture, "" if it may."""
     if not is_emulated(device):
