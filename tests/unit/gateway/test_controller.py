@@ -51,6 +51,7 @@ async def first_holder(cluster: FakeCluster, version: FunctionVersion) -> str:
 async def test_idle_instances_go_after_keep_alive_and_the_host_copy_stays() -> None:
     async with open_cluster(2) as cluster:
         version = await cluster.deploy(QUICK)
+        await first_holder(cluster, version)
         first = await ask(cluster.control, make_call(version))
         assert first.assigned.start_kind == "warm"  # the deploy left a host copy behind
         await cluster.until_gone()
