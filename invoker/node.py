@@ -21,7 +21,7 @@ from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.loader import ImageLoader
-from invoker.loading.progress import ProgressThrottle
+from invoker.loading.progress import LayerReports, ProgressThrottle
 from invoker.loading.published import PublishedImages
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena
@@ -196,9 +196,11 @@ class Node:
 
     async def _start(self, request: StartInstance) -> AsyncGenerator[Reply, None]:
         instance = self._dependencies.instances.start(request)
-        reported = None
+        reported, layers = None, LayerReports(self._dependencies.clock.monotonic_s)
         while instance.state in (InstanceState.STARTING, InstanceState.LOADING):
-            held = encode_layer_set(instance.loaded_layers) if request.live else b""
+            held = b""
+            if request.live and instance.spec is not None:
+                held = encode_layer_set(layers(instance.loaded_layers, instance.spec.manifest.num_layers))
             life = instance.life
             now = InstanceProgress(stage=life.phase, fraction=life.record.progress, held=held)
             if now == reported:

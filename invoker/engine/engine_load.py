@@ -1,12 +1,13 @@
 """What an engine has to do, and what it was seen to do: queued prompts, sequences, rates, step times."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from invoker.engine.contract import TokenOutput
 
 _STEP_DECAY = 0.98  # of the seen prefill rate, a step: it spans about fifty steps with a backlog
+_PROMPT_STEP = 2.0  # times a decode step: most of a step that takes as long was a prompt's
 _STEP_WEIGHT = 0.1  # of the latest step in the average time of steps of its size
 _RATE_S = 1.0  # time constant of the decode rate
 
@@ -16,6 +17,8 @@ class EngineReading:
     """The load and the seen capacity of an engine; 0 for a rate that was not seen.
 
     `queued_prompt_tokens` were accepted and not run yet; `running` sequences have a token, `waiting` none.
+    `prefill_tokens_s` is the rate of steps that left prompts waiting; before there is one, the highest of
+    steps which took at least twice as long as a decode step.
     `decode_steps` are (sequences, seconds), in increasing order.
     """
 
@@ -36,6 +39,10 @@ class EngineLoad:
         self._waiting = 0
         self._prefilled = 0.0  # tokens and seconds of recent steps that left prompts waiting
         self._prefill_s = 0.0
+        self._fastest = (
+            0,
+            0.0,
+        )  # tokens and seconds of the step with the highest rate of those that left none
         self._steps: dict[int, tuple[float, float]] = {}  # sequences and seconds, by power of two
         self._decode_rate, self._decoded_at = 0.0, 0.0
 
@@ -67,9 +74,11 @@ class EngineLoad:
                 decoded += 1
         if seconds <= 0:
             return
-        if prompt and (self._queued or not self._prefilled):  # full of prompts, or the first ever
+        if prompt and self._queued:  # full of prompts
             self._prefilled = self._prefilled * _STEP_DECAY + prompt
             self._prefill_s = self._prefill_s * _STEP_DECAY + seconds
+        elif prompt:
+            self._fastest = max(self._fastest, (prompt, seconds), key=_rate)
         if decoded:
             size = (decoded - 1).bit_length()
             count, took_s = self._steps.get(size, (decoded, seconds))
@@ -87,9 +96,20 @@ class EngineLoad:
             running=len(self._left) - self._waiting,
             waiting=self._waiting,
             decode_tokens_s=self._decayed(now_s),
-            prefill_tokens_s=self._prefilled / self._prefill_s if self._prefill_s else 0.0,
+            prefill_tokens_s=self._prefill_rate(steps),
             decode_steps=tuple(steps),
         )
+
+    def _prefill_rate(self, decode_steps: Sequence[tuple[int, float]]) -> float:
+        """Return the rate of full steps, else a lower bound of it, 0 if none is known.
+
+        The last tokens of a prompt whose K and V came from elsewhere, and short prompts, take as long as a
+        decode step: they would show a hundredth of the rate.
+        """
+        if self._prefill_s:
+            return self._prefilled / self._prefill_s
+        least_s = _PROMPT_STEP * min((seconds for _, seconds in decode_steps), default=math.inf)
+        return _rate(self._fastest) if self._fastest[1] >= least_s else 0.0
 
     def _run(self, output: TokenOutput, left: int) -> None:
         """Record the part of a prompt that a step ran; the last one yields a token."""
@@ -100,3 +120,8 @@ class EngineLoad:
 
     def _decayed(self, now_s: float) -> float:
         return self._decode_rate * math.exp(-max(0.0, now_s - self._decoded_at) / _RATE_S)
+
+
+def _rate(step: tuple[int, float]) -> float:
+    tokens, seconds = step
+    return tokens / seconds if seconds > 0 else 0.0
