@@ -19,9 +19,15 @@ def holds(node: NodeRecord, image: str, tier: Tier) -> bool:
 
 
 def free_bytes(node: NodeRecord, used_images: Collection[str]) -> int:
-    """Return the arena space for a start: free bytes and images that no instance uses."""
+    """Return the arena space for a start: the largest free range and images that no instance uses.
+
+    An image needs one range, of which idle images beside it can become a part.
+    """
+    free, largest = node.gpu_free_bytes, node.gpu_largest_free_bytes
+    if largest is not None:
+        free = min(free, largest)
     idle = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images)
-    return min(node.gpu_bytes, node.gpu_free_bytes + idle) if node.gpu_bytes else node.gpu_free_bytes
+    return min(node.gpu_bytes, free + idle) if node.gpu_bytes else free
 
 
 def arena_room(node: NodeRecord, image: str | None, used_images: Collection[str]) -> int:

@@ -136,10 +136,16 @@ class ReplicaSlots:
         return _MAX_FRESH * stages - self._load(server).fresh
 
     def _takes(self, server: Replica, tokens: CallTokens, *, over_commit: bool) -> bool:
-        """Return whether the replica would run the prompt of a paced call soon, and has KV for it."""
-        if isinstance(server, PipelineReplica):
-            return True
+        """Return whether the replica would run the prompt of a paced call soon, and has KV for it.
+
+        In a pair both nodes run prompts. One with itself takes no more than an instance, as its calls stay
+        there when other instances become ready.
+        """
         load, factor = self._load(server), 2 if over_commit else 1
+        if isinstance(server, PipelineReplica):
+            if server.runs_in_turns:
+                return True
+            factor *= len(server.pipeline.stages)
         soon = (
             load.fresh < _MAX_FRESH * factor
             or load.fresh_tokens + tokens.prompt <= _MAX_FRESH_TOKENS * factor

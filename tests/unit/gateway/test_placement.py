@@ -62,6 +62,25 @@ def test_idle_images_give_up_their_room() -> None:
     assert choose_starts(1, used) == []
 
 
+def test_an_image_needs_its_room_in_one_piece() -> None:
+    idle = make_holding("other", Tier.GPU, nbytes=20 * MIB)
+    node = make_node("a", gpu_free_bytes=60 * MIB, gpu_largest_free_bytes=40 * MIB, holdings=(idle,))
+    for nbytes, fits in (
+        (40, True),
+        (60, True),
+        (62, False),
+    ):  # with the idle image's range, which may be next
+        found = start_candidates(
+            make_version(nbytes=nbytes * MIB),
+            [node],
+            used_images={},
+            reserved_bytes={},
+            instances={},
+            loading_hosts=(),
+        )
+        assert bool(choose_starts(1, found)) is fits
+
+
 def test_handlers_start_only_where_they_are_allowed() -> None:
     version = make_version(image=None, task=FunctionTask.HANDLER)
     nodes = [make_node("no", allows_handlers=False), make_node("yes")]

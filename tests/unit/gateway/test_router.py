@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from gateway.cluster.replicas import PipelineReplica, pipeline_replica, slots_ke
 from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import DispatchError
 from gateway.dispatch.admission import Admission, AdmissionLimits, QueuedRequest
-from gateway.dispatch.router import ReplicaSlots
+from gateway.dispatch.router import CallTokens, ReplicaSlots
 from registry.records.live import LiveMode, LivePipeline, LiveStage
 from tests.fixtures.control import make_call, make_instance, make_version
 
@@ -191,3 +192,20 @@ def test_a_pair_takes_as_many_as_can_wait_there_for_its_target() -> None:
         pipeline_id="p", epoch=0, stages=stages, head=1, rate=2.0, slots=16, way=LiveMode.ZIGZAG
     )
     assert slots.room(pipeline_replica(pair)) == 16
+
+
+@pytest.mark.parametrize(("instances", "calls"), [(("i",), 2), (("target", "source"), 4)])
+def test_paced_calls_wait_at_the_gateway_rather_than_on_a_pair(
+    instances: tuple[str, ...], calls: int
+) -> None:
+    """From there they can go to another instance that becomes ready; short prompts may still fill it."""
+    pair = pipeline_replica(
+        replace(pipeline_of("p", *instances, rate=1.0, slots=64).pipeline, way=LiveMode.ZIGZAG)
+    )
+    rng = random.Random(1)
+    for tokens, expected in ((CallTokens(prompt=2000, kv=3000), calls), (CallTokens(prompt=16, kv=50), 64)):
+        slots, count = ReplicaSlots(), 0
+        while slots.choose([pair], rng, 0.0, paced=tokens).instance is not None:
+            slots.acquire(slots_key_of(pair), 600, tokens)
+            count += 1
+        assert count == expected
