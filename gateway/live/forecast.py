@@ -179,41 +179,69 @@ def predict(
     each of k loads from host memory has its kth part. From then on its nodes run prompts as ready ones do,
     but for its hops. In a pair a node runs its share from half of its load on, and alone what has arrived.
     """
-    loads_s = sorted(costs.fixed_s + (1 - load.progress) * _transfer_s(load, links, costs) for load in loads)
-    halves_s = sorted(
-        costs.fixed_s + max(0.0, _HELPS_FROM - load.progress) * _transfer_s(load, links, costs)
-        for load in loads
-    )
-    plain_s, pipeline_s, several = queue.done_s(loads_s), inf, len(loads) > 1
-    opening_s = openings.expected_s(LiveMode.PIPELINE)
+    times, several = _load_times(loads, links, costs), len(loads) > 1
     alone = all(load.single_order for load in loads)
+    pipeline_s = zigzag_s = inf
     if alone:
-        early_s = [min(half_s + opening_s, load_s) for half_s, load_s in zip(halves_s, loads_s, strict=True)]
-        pipeline_s = max(queue.done_s(early_s), min(loads_s[0], queue.done_s(())))
+        pipeline_s = _alone_s(times, openings.expected_s(LiveMode.PIPELINE), queue)
     elif several:
-        open_s = _pipeline_s(loads, links, costs) + opening_s
-        speed = 1 / (1 + AssemblerSettings().hop_cost * len(loads))
-        early_s = [min(open_s, load_s) for load_s in loads_s]
-        # With its hops, or at full speed from so much later on that as much is done by the end of the load.
-        pairs_s = zip(early_s, loads_s, strict=True)
-        later_s = [load_s - speed * (load_s - open_s) for open_s, load_s in pairs_s]
-        pipeline_s = min(queue.done_s(early_s, speed), queue.done_s(later_s))
-    zigzag_s = inf
+        open_s = _pipeline_s(loads, links, costs) + openings.expected_s(LiveMode.PIPELINE)
+        pipeline_s = _in_pipeline_s(times, open_s, queue)
     if queue.ready or several:
-        opening_s = openings.expected_s(LiveMode.ZIGZAG)
         pairs = queue.ready if queue.calls else 0
-        helping = [min(half_s + opening_s, load_s) for half_s, load_s in zip(halves_s, loads_s, strict=True)]
-        zigzag_s = queue.done_s([*helping[:pairs], *loads_s[pairs:]])
+        helping_s = times.helping_s(openings.expected_s(LiveMode.ZIGZAG))
+        zigzag_s = queue.done_s([*helping_s[:pairs], *times.ends_s[pairs:]])
     warm = any(load.warm_loads for load in loads)
     image_bytes = loads[0].start.version.image_bytes
     return LiveForecast(
-        plain_s=plain_s,
+        plain_s=queue.done_s(times.ends_s),
         pipeline_s=pipeline_s,
         zigzag_s=zigzag_s,
         queued=queue.calls,
         can_grow=not (several or alone),
         basis=costs.basis if warm else f"{image_bytes / 1e6:.3g} MB, {links.summary}",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LoadTimes:
+    """When loads end, and when they hold `_HELPS_FROM` of the layers; each in increasing order."""
+
+    ends_s: Sequence[float]
+    halves_s: Sequence[float]
+
+    def helping_s(self, opening_s: float) -> list[float]:
+        """Return from when each node runs prompts in a pair, or alone."""
+        return [
+            min(half_s + opening_s, end_s) for half_s, end_s in zip(self.halves_s, self.ends_s, strict=True)
+        ]
+
+
+def _load_times(loads: Sequence[ModelLoad], links: LinkEstimates, costs: StartCosts) -> _LoadTimes:
+    whole = [(load.progress, _transfer_s(load, links, costs)) for load in loads]
+    ends_s, halves_s = (
+        sorted(costs.fixed_s + max(0.0, part - progress) * transfer_s for progress, transfer_s in whole)
+        for part in (1.0, _HELPS_FROM)
+    )
+    return _LoadTimes(ends_s=ends_s, halves_s=halves_s)
+
+
+def _alone_s(times: _LoadTimes, opening_s: float, queue: QueuedWork) -> float:
+    """Return when the prompts have been run if each node runs some while it loads, and replies once ready."""
+    return max(queue.done_s(times.helping_s(opening_s)), min(times.ends_s[0], queue.done_s(())))
+
+
+def _in_pipeline_s(times: _LoadTimes, open_s: float, queue: QueuedWork) -> float:
+    """Return when the prompts have been run if the loads form a pipeline at `open_s`.
+
+    Until the loads end its nodes have a fraction of their speed, for its hops. The result is the lower of two
+    upper bounds: at that speed throughout, and at full speed from so much later on that as much is done by
+    the end of the load.
+    """
+    speed = 1 / (1 + AssemblerSettings().hop_cost * len(times.ends_s))
+    early_s = [min(open_s, end_s) for end_s in times.ends_s]
+    later_s = [end_s - speed * (end_s - from_s) for from_s, end_s in zip(early_s, times.ends_s, strict=True)]
+    return min(queue.done_s(early_s, speed), queue.done_s(later_s))
 
 
 def _pipeline_s(loads: Sequence[ModelLoad], links: LinkEstimates, costs: StartCosts) -> float:
