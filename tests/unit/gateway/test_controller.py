@@ -1,6 +1,7 @@
 """The control loop over fake nodes: scaling, deaths, redeploys, replication, two gateways, no state."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -58,6 +59,28 @@ async def test_idle_instances_go_after_keep_alive_and_the_host_copy_stays() -> N
         assert cluster.counts("stops") == 1
         await ask(cluster.control, make_call(version))
         assert cluster.counts("store_reads") == 1
+
+
+class CountingPolicy(ConcurrencyTarget):
+    """A policy that counts its decisions: one for each version and step."""
+
+    decisions = 0
+
+    def decide(self, load: FunctionLoad, state: PolicyState, now: float) -> ScalingDecision:
+        self.decisions += 1
+        return super().decide(load, state, now)
+
+
+async def test_many_changes_are_planned_for_together() -> None:
+    policy = CountingPolicy()
+    async with open_cluster(1, policy=policy) as cluster:
+        version = await cluster.deploy()
+        await first_holder(cluster, version)
+        before, began_s = policy.decisions, time.monotonic()
+        for _ in range(500):
+            cluster.control.changes.notify()
+            await asyncio.sleep(0)
+        assert policy.decisions - before <= (time.monotonic() - began_s) / 0.02 + 2
 
 
 async def test_load_starts_several_at_once_and_they_go_when_it_ends() -> None:
