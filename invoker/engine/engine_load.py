@@ -39,10 +39,7 @@ class EngineLoad:
         self._waiting = 0
         self._prefilled = 0.0  # tokens and seconds of recent steps that left prompts waiting
         self._prefill_s = 0.0
-        self._fastest = (
-            0,
-            0.0,
-        )  # tokens and seconds of the step with the highest rate of those that left none
+        self._fastest = 0, 0.0  # tokens and seconds of the fastest step that left none
         self._steps: dict[int, tuple[float, float]] = {}  # sequences and seconds, by power of two
         self._decode_rate, self._decoded_at = 0.0, 0.0
 

@@ -57,12 +57,10 @@ class Allocator:
         if nbytes < 0:
             raise ValueError(f"cannot allocate {nbytes} bytes")
         need = align_up(nbytes)
-        places = range(len(self._free))
-        index = next(
-            (i for i in (reversed(places) if at_end else places) if self._free[i].nbytes >= need), None
-        )
-        if index is None:
+        fitting = [index for index, span in enumerate(self._free) if span.nbytes >= need]
+        if not fitting:
             return None
+        index = fitting[-1 if at_end else 0]
         span = self._free[index]
         taken = MemorySpan(span.end - need if at_end else span.offset, need)
         if span.nbytes == need:
