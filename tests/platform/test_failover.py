@@ -104,7 +104,7 @@ async def test_no_acknowledged_record_is_lost_when_the_master_is_killed(watched:
                 try:
                     await state.add_request(request(f"{writer}-{number}"))
                 except StateUnavailable:
-                    await asyncio.sleep(0.02)
+                    await until(lambda: watched.sentinel.master_port() != watched.master.port)
                 else:
                     acknowledged.append(f"{writer}-{number}")
 

@@ -16,7 +16,6 @@ from registry.memory.state import MemoryState
 from registry.messages.node import HandlerChunk, InvokeHandler, RequestUsage, Tokens
 from registry.records.change import VersionLoad
 from registry.records.function import FunctionTask, Scaling, ScalingMode
-from registry.records.node import Tier
 from tests.fixtures.control import ask, make_call, open_cluster
 
 
@@ -217,9 +216,7 @@ async def test_a_start_that_fails_everywhere_fails_the_held_calls_with_its_reaso
 async def test_a_start_that_fails_on_one_node_is_made_on_another() -> None:
     async with open_cluster(2) as cluster:
         version = await cluster.deploy()
-        state_cache, image = cluster.control.state_cache, version.image or ""
-        await cluster.until(lambda: len(state_cache.holders(image, Tier.HOST)) == 1)
-        nearest = state_cache.holders(image, Tier.HOST)[0].id
+        nearest = await cluster.first_holder(version)
         cluster.nodes[nearest].start_error = RemoteError("start_failed", "its log")
         answer = await ask(cluster.control, make_call(version))
         assert cluster.nodes[nearest].counts["starts"] == 1 and answer.assigned.node != nearest
