@@ -88,6 +88,11 @@ def requests(platform: Platform) -> Iterator[list[int]]:
             thread.join()
 
 
+def answers_more(platform: Platform, statuses: list[int]) -> None:
+    so_far = len(statuses)
+    platform.until("it answers more requests", lambda: len(statuses) > so_far + 10)
+
+
 def restart_second_gateway(platform: Platform) -> None:
     """Kill it; the new process reaches the nodes again."""
     process, url = platform.process("gateway-1"), RunningPlatform.of(platform.data).urls[1]
@@ -113,14 +118,17 @@ async def test_no_request_fails_while_the_secret_is_rotated(platform: Platform, 
         other.restart()
         with requests(platform) as statuses:
             platform.run(*rotate)
+            answers_more(platform, statuses)
             other.restart()  # with the file as it was
             shutil.copy(ours, theirs)
             restart_second_gateway(platform)
             platform.run(*rotate, "--finish")
+            answers_more(platform, statuses)
             restart_second_gateway(platform)  # the nodes run on
             shutil.copy(ours, theirs)
             other.restart()
-        assert len(statuses) > 50 and set(statuses) == {200}
+            answers_more(platform, statuses)
+        assert set(statuses) == {200}
         (new,) = ours.read_bytes().split()
         for channel in (await channels(platform)).values():  # node-0 runs since before
             await (await Channel.connect(channel, new)).aclose()
