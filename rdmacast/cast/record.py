@@ -31,11 +31,11 @@ class CastPlan:
     """One cast of `image`, the name of its region at each node, the same for all its nodes.
 
     Numbers of nodes are indexes of `members`. `sources` hold the image or read it from the store. Each node
-    computes its own part from the planner's name. Members from `planned` on joined later and have no part in
-    the plan: they take blocks from any holder; each join increments `epoch`. Members of the `edge` have slow
-    links, and get what the others have. With `in_slots` blocks leave and arrive in the order of the plan's
-    steps, one at a time: for blocks that take long compared to a request. `link_bytes_s` is the measured rate
-    of the slowest link of the plan, 0 if unknown.
+    computes its own part from the planner's name. Members from `planned` on joined later and extend the plan
+    at ports that it leaves free; each join increments `epoch`. Members of the `edge` have slow links, and get
+    what the others have. With `in_slots` blocks leave and arrive in the order of the plan's steps, one at a
+    time: for blocks that take long compared to a request. `link_bytes_s` is the measured rate of the slowest
+    link of the plan, 0 if unknown.
     """
 
     cast_id: str

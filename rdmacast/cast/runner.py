@@ -311,7 +311,7 @@ class Cast:
 
     def _on_arrived(self, pull: StartPull, transport: str, now_s: float) -> list[Action]:
         offset, nbytes = self._spec.extent(pull.block)
-        # A node that joined later has no planned sources: any node may serve it.
+        # Where all targets are slow there is no plan: any node may serve.
         planned = self._planned.get(pull.block, pull.source) == pull.source
         peer, at_s = self._name(pull.source), now_s - self._started_s
         self._tally.add_block(peer, transport, nbytes, at_s, planned=planned)

@@ -74,7 +74,6 @@ class CastSpec:
 
         The slow nodes are those of the edge unless others are given.
         """
-        if node >= self.plan.planned:
-            return ()
-        around = [one for one in (self.plan.edge if slow is None else slow) if one < self.plan.planned]
+        known = max(node + 1, self.plan.planned)  # the same for all that joined later
+        around = [one for one in (self.plan.edge if slow is None else slow) if one < known]
         return order_around(self.plan.planner, self.shape, around, node)

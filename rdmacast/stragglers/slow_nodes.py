@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from rdmacast.plan.plan import CastShape
+from rdmacast.plan.planners.late import late_part
 from rdmacast.plan.planners.own_part import Order, own_part
 
 SLOW = 2.0  # under half of the typical rate
@@ -81,7 +82,7 @@ def order_around(planner: str, shape: CastShape, slow: Collection[int], node: in
     """Return the node's order of pulls around the slow nodes; None where all targets are slow.
 
     The others run the planner's scheme, and the slow nodes pull from them in rotation. Sources that are all
-    slow serve nevertheless.
+    slow serve nevertheless. Nodes from `shape.nodes` on joined the cast later.
     """
     slow = set(slow)
     if slow.issuperset(shape.sources):
@@ -94,7 +95,12 @@ def order_around(planner: str, shape: CastShape, slow: Collection[int], node: in
         turn = sorted(slow).index(node)
         return tuple((fast[(block + turn) % len(fast)], block) for block in range(shape.blocks))
     inner = replace(shape, nodes=len(fast), sources=sources)
-    return tuple((fast[source], block) for source, block in own_part(planner, inner, fast.index(node)))
+    if node < shape.nodes:
+        part = own_part(planner, inner, fast.index(node))
+    else:
+        late = [member for member in range(shape.nodes, node) if member not in slow]
+        part, fast = late_part(planner, inner, len(late)), fast + late
+    return tuple((fast[source], block) for source, block in part)
 
 
 class _Pace(Enum):

@@ -6,6 +6,7 @@
 - `catalog`: all planners by name
 - `chain`: the chain
 - `edge`: slow nodes at a plan's edge
+- `late`: the part of a node that joins later
 - `multi_chain`: chains over a topology (BlitzScale)
 - `own_part`: one node's part
 - `scatter_allgather`: Open MPI's scatter and ring allgather

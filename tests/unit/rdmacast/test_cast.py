@@ -23,8 +23,9 @@ async def test_all_targets_get_all_bytes_with_every_planner(kind: str, planner: 
             assert 0 <= report.first_block_s <= report.last_block_s <= report.seconds
 
 
-async def test_each_block_comes_from_its_planned_source() -> None:
-    async with make_rig("tcp", 6, planner="chain") as rig:
+@pytest.mark.parametrize("late", [0, 3])
+async def test_each_block_comes_from_its_planned_source(late: int) -> None:
+    async with make_rig("tcp", 6, planner="chain", late=late) as rig:
         rig.start()
         reports = await rig.reports()
         for index, report in enumerate(reports):
