@@ -22,6 +22,7 @@ ZERO_COPIES: Mapping[str, str] = {"trace-zero-copies": "code, 12 nodes, other mo
 ROBUST: Mapping[str, str] = {
     "trace-burstgpt": "arrivals fitted to BurstGPT",
     "trace-late-0": "no late step or hop is forgiven",
+    "trace-scale-1000": "four times the bytes to move in the same modelled time, code trace, 12 nodes",
     "trace-slower-2": "half the real speed",
     "trace-slower-5": "a fifth of the real speed",
     "trace-7b": "Llama-2 7B",
