@@ -232,7 +232,8 @@ def main() -> None:
     checkpoint = FOLDER / BIG
     write_random_llama(checkpoint, ROOT / "functions" / TINY / "model")
     try:
-        nodes = ("--nodes", "3", "--hosts", "3")
+        # Without images in idle GPU memory, so that a start from host memory is seen too.
+        nodes = ("--nodes", "3", "--hosts", "3", "--keep-hot", "0s")
         hypercast("up", *nodes, "--port", "0", "--detach", "--data-dir", str(DATA))
         running_platform = RunningPlatform.of(DATA)
         url, key = running_platform.urls[0], running_platform.admin_key

@@ -143,6 +143,7 @@ class Node:
             gpu_bytes=dependencies.arena.capacity_bytes,
             gpu_free_bytes=dependencies.arena.free_bytes,
             gpu_largest_free_bytes=dependencies.arena.largest_free_bytes,
+            gpu_largest_room_bytes=dependencies.device_cache.largest_room_bytes,
             host_bytes=dependencies.tier.limit_bytes,
             host_free_bytes=max(0, dependencies.tier.limit_bytes - dependencies.tier.used_bytes()),
             reads_store=dependencies.loader.reads_store,

@@ -46,7 +46,11 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """Three nodes on three virtual hosts, shared by the whole session; tests use functions of their own."""
     running = Platform(
         data=tmp_path_factory.mktemp("platform"),
-        flags=("--nodes", "3", "--hosts", "3", "--allow-handlers", "--allow-unconfined-handlers"),
+        # An instance that starts again loads from host memory.
+        flags=(
+            *("--nodes", "3", "--hosts", "3", "--keep-hot", "0s"),
+            *("--allow-handlers", "--allow-unconfined-handlers"),
+        ),
     )
     running.up()
     yield running

@@ -14,7 +14,8 @@ class TraceMode:
     function's policy of serving while loading. With `own_disk` nodes have all models on their own disks, and
     without a planner load from there and from host memory only. `cached`: all hosts hold the model for the
     whole run. Without `keeps_copies` a host has a model in memory only while an instance runs there. `share`
-    is the share of nodes that serve all the time, None where the policy decides.
+    is the share of nodes that serve all the time, None where the policy decides. With `frees_images` an
+    accelerator frees a model when its last instance ends, as in the originals.
     """
 
     name: str
@@ -27,6 +28,7 @@ class TraceMode:
     cached: bool = False
     keeps_copies: bool = True
     share: float | None = None
+    frees_images: bool = False
 
     def instances(self, nodes: int) -> int | None:
         """Return the fixed number of instances, None where the policy decides."""
@@ -64,6 +66,7 @@ MODES = {
             description="like ServerlessLLM: each node loads from its own SSD at its full rate, or from host "
             "memory while the model is cached there (TTL as in all modes); nodes that have it are preferred",
             own_disk=True,
+            frees_images=True,
         ),
         TraceMode(
             name="serverlessllm-allcache",
@@ -71,6 +74,7 @@ MODES = {
             "each node loads from there",
             own_disk=True,
             cached=True,
+            frees_images=True,
         ),
         TraceMode(
             name="faasnet",
@@ -79,6 +83,7 @@ MODES = {
             planner="tree",
             own_disk=True,
             keeps_copies=False,
+            frees_images=True,
         ),
         TraceMode(
             name="faasnet-copies",
@@ -94,6 +99,7 @@ MODES = {
             setup_s=GROUP_SETUP_S,
             own_disk=True,
             keeps_copies=False,
+            frees_images=True,
         ),
         TraceMode(
             name="nccl-copies",
@@ -107,6 +113,7 @@ MODES = {
             "overloaded and loading nodes; no set-up",
             planner="chain",
             live="zigzag",
+            frees_images=True,
         ),
         TraceMode(name="fixed-full", description="all nodes serve all the time", cached=True, share=1.0),
         TraceMode(

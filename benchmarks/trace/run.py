@@ -49,7 +49,9 @@ def run_trace(platform: TestbedPlatform, mode: TraceMode, scenario: TraceScenari
     if mode.own_disk:
         disk = {"store": str(platform.store), "disk_bytes_s": scenario.disk_bytes_s}
         how |= {**disk, "takes_casts": bool(mode.planner)}
-    options = ("--device", device, "--gpu-memory", f"{scenario.arena_bytes}B")
+    options = ["--device", device, "--gpu-memory", f"{scenario.arena_bytes}B"]
+    if mode.frees_images:
+        options += ["--keep-hot", "0s"]
     platform.start_nodes(range(scenario.nodes), scenario.host_bytes(mode), *options, **how)
     platform.in_testbed(lambda client: _place(client, mode, scenario))
     order = SendTrace(

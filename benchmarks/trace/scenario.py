@@ -248,6 +248,7 @@ def params_of(args: argparse.Namespace, scenario: TraceScenario, mode: TraceMode
         "image_bytes": scenario.image_bytes * scale,
         **chosen(args, *names, "seed", "repeat", *scaling, "holders", "min_instances"),
         "host_ttl_by": mode.host_ttl_by,
+        "idle_images": "freed" if mode.frees_images else "stay on the accelerator until their room is needed",
         "host_models": scenario.host_models(mode),
         "arena_bytes": scenario.arena_bytes * scale,
         "fixed_instances": [scenario.fixed(mode, place) for place in range(args.functions)],

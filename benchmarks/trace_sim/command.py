@@ -224,7 +224,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--kv-tokens", type=at_least(1), help="of an instance (default by the accelerator's memory)")
     add("--host-images", type=at_least(1), default=10, help="images that fit into a host's memory")
     add("--host-ttl", type=not_negative, default=15.0, metavar="S", help="how long hosts keep unused ones")
-    add("--keep-hot", action="store_true", help="accelerators keep images of ended instances")
+    hot = "whether accelerators keep images of ended instances, as nodes do by default"
+    add("--keep-hot", action=argparse.BooleanOptionalAction, default=True, help=hot)
     add("--start-ms", type=not_negative, default=50.0, help="the platform's own time of a start")
     add("--react-ms", type=not_negative, default=50.0, help="from a change of the load to the decision")
     add("--call-ms", type=not_negative, default=5.0, help="the platform's own time of a first token")

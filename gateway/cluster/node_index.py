@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from gateway.cluster.node_space import free_bytes, host_room_bytes
+from gateway.cluster.node_space import free_bytes, host_room_bytes, idle_used_at
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
 
@@ -23,10 +23,14 @@ class NodeKind(NamedTuple):
 
 
 class Emptiness(NamedTuple):
-    """The place of a node in the order of starts: the fewest instances first, then the most free bytes."""
+    """The place of a node in the order of starts: the fewest instances first, then the most free bytes.
+
+    Of equals those come first of which the idle images were used longest ago: they may be evicted.
+    """
 
     instances: int
     taken_bytes: int  # the negative of the free bytes
+    idle_used_at: float
     node: str
 
 
@@ -38,6 +42,7 @@ class NodeSpace:
     used: frozenset[str]
     instances: int
     free_bytes: int
+    idle_used_at: float
     host_room_bytes: int
 
 
@@ -148,7 +153,7 @@ class NodeIndex:
     def emptiness(self, node: str, reserved_bytes: int = 0) -> Emptiness:
         """Return the place of a usable node in the order of starts, with that part of its space reserved."""
         space = self.space(node)
-        return Emptiness(space.instances, reserved_bytes - space.free_bytes, node)
+        return Emptiness(space.instances, reserved_bytes - space.free_bytes, space.idle_used_at, node)
 
     # --- inside
 
@@ -169,7 +174,7 @@ class NodeIndex:
             record = self.usable.get(node)
             if record is not None:
                 space = self._spaces[node] = self._space(record)
-                order.append(Emptiness(space.instances, -space.free_bytes, node))
+                order.append(Emptiness(space.instances, -space.free_bytes, space.idle_used_at, node))
         order.sort()
         self._emptiest = order
 
@@ -180,6 +185,7 @@ class NodeIndex:
             used=used,
             instances=len(self.instances_on(record.id)),
             free_bytes=free_bytes(record, used),
+            idle_used_at=idle_used_at(record, used),
             host_room_bytes=host_room_bytes(record),
         )
 

@@ -18,21 +18,29 @@ def holds(node: NodeRecord, image: str, tier: Tier) -> bool:
     return any(holding.image == image and tier in holding.tiers for holding in node.holdings)
 
 
-def free_bytes(node: NodeRecord, used_images: Collection[str]) -> int:
-    """Return the arena space for a start: the largest free range and images that no instance uses.
+def free_bytes(node: NodeRecord, used_images: Collection[str], image: str | None = None) -> int:
+    """Return the arena space for a start of `image`: the largest range without what is in use.
 
-    An image needs one range, of which idle images beside it can become a part.
+    Images that no instance uses are evicted if necessary, but not the one that the start shares.
     """
-    free, largest = node.gpu_free_bytes, node.gpu_largest_free_bytes
+    idle = {h.image: h.bytes for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images}
+    shared = idle.pop(image, 0) if image else 0
+    free, largest = node.gpu_free_bytes + sum(idle.values()), node.gpu_largest_room_bytes
     if largest is not None:
-        free = min(free, largest)
-    idle = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images)
-    return min(node.gpu_bytes, free + idle) if node.gpu_bytes else free
+        # The shared image divides the largest range, or lies in another.
+        free = min(free, max(node.gpu_largest_free_bytes or 0, largest - shared))
+    return min(node.gpu_bytes, free) if node.gpu_bytes else free
+
+
+def idle_used_at(node: NodeRecord, used_images: Collection[str]) -> float:
+    """Return when the node's accelerator last used an image that no instance uses now; 0.0 without one."""
+    idle = (h for h in node.holdings if Tier.GPU in h.tiers and h.image not in used_images)
+    return max((h.last_used_at for h in idle), default=0.0)
 
 
 def arena_room(node: NodeRecord, image: str | None, used_images: Collection[str]) -> int:
     """Return the arena space for a start of `image`, without its own region, which the start shares."""
-    return free_bytes(node, {*used_images, image} if image else used_images)
+    return free_bytes(node, used_images, image)
 
 
 def host_room_bytes(node: NodeRecord) -> int:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 from gateway.cluster.node_index import NodeKind
-from gateway.cluster.node_space import NEAREST, arena_room, holds, host_room_bytes, tier_of
+from gateway.cluster.node_space import (
+    NEAREST,
+    arena_room,
+    holds,
+    host_room_bytes,
+    idle_used_at,
+    tier_of,
+)
 from registry.config.emulation import mismatch
 from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.instance import InstanceRecord
@@ -19,17 +26,18 @@ _LOADING_RANK = 2  # the image is arriving on this host already
 _KV_SHARE = 8  # the KV cache is estimated as this part of the image
 
 _GroupKey = tuple[int, bool, bool, str]  # rank, tight, crowded, host
-_HeapEntry = tuple[tuple[int, bool, bool], int, tuple[int, int, str], _GroupKey]
+_Emptiness = tuple[int, int, float, str]
+_HeapEntry = tuple[tuple[int, bool, bool], int, _Emptiness, _GroupKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCandidate:
     """A node as a candidate for a start of one image.
 
-    `free_bytes` includes arena space of idle images; a start takes at least `need_bytes` (None: none at all),
-    and preferably `preferred_bytes`. `instances` counts those on the node. `rank`: 0 the accelerator holds
-    the image, 1 its host, 2 its host is loading it, 3 its disk holds it, 4 none. `crowded`: the image would
-    evict pinned copies from the host's memory.
+    `free_bytes` includes arena space of idle images, the last of which was used at `idle_used_at`; a start
+    takes at least `need_bytes` (None: none at all), and preferably `preferred_bytes`. `instances` counts
+    those on the node. `rank`: 0 the accelerator holds the image, 1 its host, 2 its host is loading it, 3 its
+    disk holds it, 4 none. `crowded`: the image would evict pinned copies from the host's memory.
     """
 
     id: str
@@ -40,6 +48,7 @@ class StartCandidate:
     need_bytes: int | None = None
     preferred_bytes: int = 0
     crowded: bool = False
+    idle_used_at: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -74,7 +83,8 @@ def start_candidates(
         rank = NEAREST[tier_of(node, image)] if image else 0
         if node.host in host_holders or node.host in loading_hosts:
             rank = min(rank, NEAREST[Tier.HOST] if node.host in host_holders else _LOADING_RANK)
-        room = arena_room(node, image, used_images.get(node.id, ())) - reserved_bytes.get(node.id, 0)
+        used = used_images.get(node.id, ())
+        room = arena_room(node, image, used) - reserved_bytes.get(node.id, 0)
         found.append(
             StartCandidate(
                 id=node.id,
@@ -85,6 +95,7 @@ def start_candidates(
                 need_bytes=image_need(version, node) + min_bytes if image else None,
                 preferred_bytes=image_need(version, node) + max(min_bytes, preferred_bytes),
                 crowded=rank > NEAREST[Tier.HOST] and host_room_bytes(node) < version.image_bytes,
+                idle_used_at=idle_used_at(node, used),
             )
         )
     return found
@@ -130,7 +141,7 @@ def choose_starts(count: int, candidates: Iterable[StartCandidate]) -> list[Star
     """Choose up to `count` candidates.
 
     The order is: nearest tier, ample arena space, no eviction of pinned copies, the host with the fewest
-    chosen, the emptiest node.
+    chosen, the emptiest node, where idle images were used longest ago.
     """
     groups: dict[_GroupKey, list[StartCandidate]] = {}
     for site in candidates:
@@ -160,8 +171,8 @@ def _heap_entry(group: _GroupKey, site: StartCandidate, on_host: int) -> _HeapEn
     return group[:3], on_host, _emptiness(site), group
 
 
-def _emptiness(site: StartCandidate) -> tuple[int, int, str]:
-    return site.instances, -site.free_bytes, site.id
+def _emptiness(site: StartCandidate) -> _Emptiness:
+    return site.instances, -site.free_bytes, site.idle_used_at, site.id
 
 
 def choose_stops(

@@ -71,6 +71,11 @@ class DeviceCache:
         found = self._by_image.get(image)
         return found is not None and found.state is DeviceImageState.COMPLETE
 
+    @property
+    def largest_room_bytes(self) -> int:
+        """The largest range without images and caches that are in use."""
+        return self._arena.largest_if_freed(one.region for one in self._idle())
+
     def buffer(self, image: str) -> memoryview | None:
         """Return the bytes of a complete image if the CPU can address them, else None."""
         return self._by_image[image].region.buffer if self.holds(image) else None
@@ -109,7 +114,7 @@ class DeviceCache:
                 region = self._arena.reserve(nbytes, at_end=at_end)
             except OutOfDeviceMemory:
                 idle = self._idle()
-                if not idle or not self._could_fit(nbytes):
+                if not idle or nbytes > self.largest_room_bytes:
                     raise
                 self.evictions += 1
                 log.info("image %s: evicted from the arena", idle[0].image[:12])
@@ -119,9 +124,16 @@ class DeviceCache:
                 return region
 
     def reserve_kv(self, min_bytes: int, wanted_bytes: int) -> Region:
-        """Reserve a region for K and V, smaller than wanted if little is free. Raises OutOfDeviceMemory."""
-        free = self._arena.largest_free_bytes
-        nbytes = kv_cache_bytes(min_bytes=min_bytes, wanted_bytes=wanted_bytes, largest_free_bytes=free)
+        """Reserve a region for K and V, smaller than wanted if little room is left.
+
+        Idle images count as free, and those are evicted whose place it takes. Raises OutOfDeviceMemory.
+        """
+        nbytes = kv_cache_bytes(
+            min_bytes=min_bytes,
+            wanted_bytes=wanted_bytes,
+            room_bytes=self._arena.free_bytes + sum(one.region.span.nbytes for one in self._idle()),
+            largest_room_bytes=self.largest_room_bytes,
+        )
         return self.reserve_region(nbytes, at_end=True)
 
     @contextmanager
@@ -184,9 +196,6 @@ class DeviceCache:
     def _idle(self) -> list[DeviceImage]:
         idle = [one for one in self._by_image.values() if not one.users]
         return sorted(idle, key=lambda one: one.last_used_s)
-
-    def _could_fit(self, nbytes: int) -> bool:
-        return nbytes <= self._arena.free_bytes + sum(one.region.span.nbytes for one in self._idle())
 
     def _free(self, device_image: DeviceImage) -> None:
         self._stop_expiry(device_image)

@@ -1,6 +1,7 @@
 """An allocator of one address range, from either end (bookkeeping only)."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from registry.images.manifest import ALIGNMENT
@@ -51,6 +52,14 @@ class Allocator:
     @property
     def largest_free_bytes(self) -> int:
         return max((span.nbytes for span in self._free), default=0)
+
+    def largest_if_freed(self, spans: Iterable[MemorySpan]) -> int:
+        """Return the size of the largest free span if these allocated ones were free."""
+        largest = start = end = 0
+        for span in sorted([*self._free, *spans], key=lambda span: span.offset):
+            start, end = (start if span.offset == end else span.offset), span.end
+            largest = max(largest, end - start)
+        return largest
 
     def allocate(self, nbytes: int, *, at_end: bool = False) -> MemorySpan | None:
         """Allocate from the lowest free span of at least `nbytes`, or from the highest; None without one."""

@@ -3,7 +3,7 @@
 import logging
 import mmap
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,6 +55,10 @@ class Arena(Protocol):
 
     @property
     def largest_free_bytes(self) -> int: ...
+
+    def largest_if_freed(self, regions: Iterable[Region]) -> int:
+        """Return the size of the largest free range if these regions were free."""
+        ...
 
     @property
     def copy_bytes(self) -> int:
@@ -112,6 +116,9 @@ class SpanArena:
     @property
     def largest_free_bytes(self) -> int:
         return self._allocator.largest_free_bytes
+
+    def largest_if_freed(self, regions: Iterable[Region]) -> int:
+        return self._allocator.largest_if_freed(region.span for region in regions)
 
     def reserve(self, nbytes: int, *, at_end: bool = False) -> Region:
         span = self._allocator.allocate(nbytes, at_end=at_end)

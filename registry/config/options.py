@@ -322,7 +322,11 @@ class Options:
         "--lease-s", INVOKER, "Lifetime of the node's lease in seconds.", LEASE, default="6"
     )
     keep_hot_s: float = flag(
-        "--keep-hot", INVOKER, "Time to keep an idle image in GPU memory.", DURATION, default="0s"
+        "--keep-hot",
+        UP_INVOKER,
+        "Time to keep an idle image in GPU memory, unless its room is needed.",
+        DURATION,
+        default="5m",
     )
     meter_interval_s: float = flag(
         "--meter-interval",

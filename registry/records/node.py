@@ -45,7 +45,8 @@ class NodeRecord:
     `channel` is the address of the gateway-invoker channel and `cast` that of the region server
     (rdmacast), both `tcp://host:port`. `epoch` grows with every start of the node's process, which
     distinguishes late messages of a dead process. Nodes with equal `host` share one host tier.
-    `gpu_largest_free_bytes` is the largest free range of the arena (None: not reported).
+    `gpu_largest_free_bytes` is the largest free range of the arena, `gpu_largest_room_bytes` the same if
+    images without an instance were evicted (None: not reported).
     `reads_store`: this node can read the cluster's blob store itself. `link_rate_bytes_s` is the configured
     cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown. `controller` is
     the greatest fence among the controllers that started instances here.
@@ -71,6 +72,7 @@ class NodeRecord:
     started_at: float
     port_rate_bytes_s: int | None = None
     gpu_largest_free_bytes: int | None = None
+    gpu_largest_room_bytes: int | None = None
     controller: Fence = NO_FENCE
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)

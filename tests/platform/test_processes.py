@@ -70,7 +70,7 @@ async def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Mach
         return [token for message in messages for token in message.ids]
 
     await put(machine.store, model.data)
-    pids = [zygote.spawn("n0", "h0"), zygote.spawn("n1", "h1")]
+    pids = [zygote.spawn("n0", "h0"), zygote.spawn("n1", "h1", "--keep-hot", "0s")]
     async with RedisState.connect(machine.redis.url) as state:
         first, second = await joined(state, "n0"), await joined(state, "n1")
         assert [first.pid, second.pid] == pids

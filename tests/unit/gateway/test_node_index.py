@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cluster.node_space import free_bytes, host_room_bytes
+from gateway.cluster.node_space import free_bytes, host_room_bytes, idle_used_at
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from registry.records.change import (
     FunctionChanged,
@@ -134,7 +134,8 @@ def check(state_cache: ClusterStateCache) -> None:
         assert (space.used, space.instances) == (used, len(here))
         assert space.free_bytes == free_bytes(node, used)
         assert space.host_room_bytes == host_room_bytes(node)
-        order.append((len(here), -free_bytes(node, used), node.id))
+        assert space.idle_used_at == idle_used_at(node, used)
+        order.append((len(here), -free_bytes(node, used), idle_used_at(node, used), node.id))
     assert list(index.emptiest()) == sorted(order)
 
 

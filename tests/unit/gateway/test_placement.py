@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.cluster.node_space import arena_room
 from gateway.planning.image_sources import ImageHolders, choose_sources, choose_warm
 from gateway.planning.placement import (
     StartCandidate,
@@ -62,14 +63,31 @@ def test_idle_images_give_up_their_room() -> None:
     assert choose_starts(1, used) == []
 
 
+def test_of_equal_nodes_that_starts_whose_idle_images_were_used_longest_ago() -> None:
+    used = [
+        replace(make_holding("other", Tier.GPU, nbytes=MIB), last_used_at=at) for at in (30.0, 10.0, 20.0)
+    ]
+    nodes = [
+        make_node(name, gpu_free_bytes=63 * MIB, gpu_bytes=64 * MIB, holdings=(one,))
+        for name, one in zip("abc", used, strict=True)
+    ]
+    nodes.append(make_node("d", gpu_free_bytes=64 * MIB, gpu_bytes=64 * MIB))
+    assert [site.id for site in choose_starts(4, places(*nodes))] == ["d", "b", "c", "a"]
+
+
+def test_a_start_shares_its_idle_image_and_has_the_rest() -> None:
+    idle = make_holding("image-1", Tier.GPU, nbytes=20 * MIB)
+    node = make_node("a", gpu_free_bytes=40 * MIB, gpu_bytes=64 * MIB, holdings=(idle,))
+    for ranges, room in (((30, 60), 40), ((30, 30), 30), ((10, 60), 40), ((0, 25), 5)):
+        largest_free, largest_room = (each * MIB for each in ranges)
+        known = replace(node, gpu_largest_free_bytes=largest_free, gpu_largest_room_bytes=largest_room)
+        assert arena_room(known, digest("image-1"), ()) == room * MIB
+
+
 def test_an_image_needs_its_room_in_one_piece() -> None:
     idle = make_holding("other", Tier.GPU, nbytes=20 * MIB)
-    node = make_node("a", gpu_free_bytes=60 * MIB, gpu_largest_free_bytes=40 * MIB, holdings=(idle,))
-    for nbytes, fits in (
-        (40, True),
-        (60, True),
-        (62, False),
-    ):  # with the idle image's range, which may be next
+    node = make_node("a", gpu_free_bytes=60 * MIB, gpu_largest_room_bytes=50 * MIB, holdings=(idle,))
+    for nbytes, fits in ((40, True), (50, True), (52, False)):
         found = start_candidates(
             make_version(nbytes=nbytes * MIB),
             [node],

@@ -14,6 +14,8 @@ def test_spans_never_overlap_and_everything_comes_back(steps: list[tuple[bool, b
     allocator = Allocator(CAPACITY)
     held = []
     for give_back, at_end, number in steps:
+        could_have = allocator.largest_if_freed(held[::2])
+        assert allocator.largest_free_bytes <= could_have <= CAPACITY
         if give_back and held:
             allocator.free(held.pop(number % len(held)))
         else:
@@ -26,7 +28,11 @@ def test_spans_never_overlap_and_everything_comes_back(steps: list[tuple[bool, b
                 held.append(span)
         allocator.check_integrity()
         assert allocator.free_bytes == CAPACITY - sum(span.nbytes for span in held)
-    for span in held:
+    could_have = allocator.largest_if_freed(held[::2])
+    for span in held[::2]:
+        allocator.free(span)
+    assert allocator.largest_free_bytes == could_have
+    for span in held[1::2]:
         allocator.free(span)
     allocator.check_integrity()
     assert allocator.largest_free_bytes == CAPACITY

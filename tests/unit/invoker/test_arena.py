@@ -70,7 +70,7 @@ def device_cache_of(nbytes: int, keep_hot_s: float) -> tuple[CpuArena, DeviceCac
     )
 
 
-async def test_an_image_without_users_is_freed_at_once_by_default() -> None:
+async def test_an_image_without_users_is_freed_at_once_if_none_is_kept() -> None:
     arena, device_cache, changes = device_cache_of(MIB, 0.0)
     device_image = device_cache.reserve("a", 1000)
     assert not device_cache.holds("a") and device_cache.buffer("a") is None
@@ -82,6 +82,21 @@ async def test_an_image_without_users_is_freed_at_once_by_default() -> None:
     assert device_image.state is DeviceImageState.REMOVED and arena.free_bytes == MIB
     assert len(changes) == 3
     arena.close()
+
+
+async def test_a_kv_cache_is_as_large_as_without_idle_images_and_evicts_them() -> None:
+    arena, device_cache, _ = device_cache_of(8 * MIB, 60.0)
+    for name in "ab":
+        device_image = device_cache.reserve(name, 2 * MIB)
+        device_cache.settle(device_image, loaded=True)
+        device_cache.release(device_image)
+    used = device_cache.acquire("b")
+    assert used is not None
+    assert device_cache.largest_room_bytes == 4 * MIB == arena.largest_free_bytes
+    with device_cache.kv_region(MIB, 100 * MIB) as kv:  # half of the six that are not in use
+        assert kv.nbytes == 3 * MIB and device_cache.holds("a")
+        with device_cache.kv_region(MIB, 100 * MIB) as further:
+            assert further.nbytes == 1.5 * MIB and not device_cache.holds("a")
 
 
 async def test_idle_images_make_room_least_recently_used_first() -> None:
@@ -124,13 +139,17 @@ async def test_those_who_joined_a_load_learn_of_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "wanted", "free", "expected"),
-    [(10, 80, 1000, 80), (10, 80, 100, 50), (90, 80, 100, 90), (90, 900, 50, 90), (0, 0, 100, 0)],
+    ("least", "wanted", "room", "largest", "expected"),
+    [
+        *((10, 80, 1000, 1000, 80), (10, 80, 100, 100, 50), (10, 80, 100, 40, 40)),
+        *((90, 80, 100, 100, 90), (90, 900, 50, 50, 90), (0, 0, 100, 100, 0)),
+    ],
 )
 def test_the_kv_cache_takes_half_of_what_is_left_but_one_context_at_least(
-    least, wanted, free, expected
+    least, wanted, room, largest, expected
 ) -> None:
-    assert kv_cache_bytes(min_bytes=least, wanted_bytes=wanted, largest_free_bytes=free) == expected
+    found = kv_cache_bytes(min_bytes=least, wanted_bytes=wanted, room_bytes=room, largest_room_bytes=largest)
+    assert found == expected
 
 
 async def test_instances_of_a_node_have_kv_caches_of_their_own_each_of_half_of_what_is_free() -> None:

@@ -46,7 +46,7 @@ SIZE = 3 * 1024 * KIB + 1234
 
 async def test_cold_from_the_store_then_hot_then_warm(tmp_path: Path) -> None:
     image = make_image("a", SIZE)
-    async with one_node(tmp_path, image) as (cluster, node):
+    async with one_node(tmp_path, image, "--keep-hot", "0s") as (cluster, node):
         cold = started(await node.ask(start_request("i1", image)))
         assert cold.start_kind == "cold"
         assert set(cold.phases_ms) == {"reserve", "fetch", "copy", "bind", "ready"}

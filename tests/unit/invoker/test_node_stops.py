@@ -95,7 +95,7 @@ async def test_a_stop_whose_caller_is_gone_still_ends_the_instance(tmp_path: Pat
         # The next controller's stop finds it on its way out, or gone.
         assert await node.ask(StopInstance(instance_id="i1", grace_s=60.0)) == [Acknowledged()]
         record = await node.record()
-        assert record.gpu_free_bytes == record.gpu_bytes
+        assert record.gpu_largest_room_bytes == record.gpu_bytes
 
 
 async def test_a_shorter_stop_overtakes_a_longer_one_and_a_start_without_a_caller_can_be_stopped(
@@ -117,7 +117,7 @@ async def test_a_shorter_stop_overtakes_a_longer_one_and_a_start_without_a_calle
                 await node.record()
             assert await short == await long == [Acknowledged()]
         record = await node.record()
-        assert record.gpu_free_bytes == record.gpu_bytes
+        assert record.gpu_largest_room_bytes == record.gpu_bytes
 
 
 async def test_an_engine_that_fails_takes_its_instance_along(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_an_engine_that_fails_takes_its_instance_along(tmp_path: Path) -> 
         with pytest.raises(RemoteError, match="on fire"):
             await node.ask(start_request("i1", image))
         record = await node.record()
-        assert record.gpu_free_bytes == record.gpu_bytes
+        assert record.gpu_largest_room_bytes == record.gpu_bytes
         (lines,) = await node.ask(TailLogs(function="f"))
         assert isinstance(lines, LogChunk)
         assert "on fire" in lines.lines[-1] and "cold start from disk" in " ".join(lines.lines)

@@ -17,7 +17,7 @@ def test_defaults() -> None:
     assert settings.advertise == "127.0.0.1"
     assert settings.gpu_memory_bytes is None and settings.link_rate_bytes_s is None
     assert (settings.rdma, settings.rdma_required) == ("auto", False)
-    assert settings.lease_s == 6.0 and settings.keep_hot_s == 0.0 and not settings.allow_handlers
+    assert settings.lease_s == 6.0 and settings.keep_hot_s == 300.0 and not settings.allow_handlers
 
 
 def test_all_flags(tmp_path: Path) -> None:
