@@ -146,6 +146,13 @@ def _more_traces() -> list[Part]:
             5,
             "a surplus of instances ends after 500 ms",
         ),
+        _trace(
+            "trace-steady",
+            f"--trace synthetic-steady --minutes 11 --nodes 8 --emulated h800-llama2-13b/{SCALE}",
+            ("hypercast",),
+            13,
+            "a constant rate for eleven minutes of real time, at which numbers of instances must not flap",
+        ),
         _trace("trace-late-0", late, SOME, 7, "an emulator that forgives no late step or hop"),
         _trace(
             "trace-scale-1000",

@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     modes = "\n".join(f"  {mode.name:23} {mode.description}" for mode in MODES.values())
     parser = benchmark_parser("benchmarks.trace", f"{__doc__}{modes}\n{_EXAMPLES}", plot=True)
     add = parser.add_argument
-    named = ", ".join((*TRACES, SYNTHETIC))
+    named = ", ".join((*TRACES, *SYNTHETIC))
     add("--trace", default="azure-conv", help=f"{named}, or a CSV seconds,prompt_tokens,output_tokens")
     add(
         "--half", choices=HALVES, default="whole", help="the half of the trace: tune on one, report the other"

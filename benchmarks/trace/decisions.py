@@ -5,6 +5,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.harness.feed_monitor import StateMonitor
@@ -13,6 +14,9 @@ from benchmarks.trace.client import StreamedAnswer, TraceSent
 from registry.records.scaling import ScalingRecord
 from registry.redis.state import RedisState
 
+DecisionRow = tuple[float, int, int, str]  # (time, place of the function, instances, reason)
+
+SETTLED_S = 60.0  # a run begins with as many instances as functions keep
 _PERIOD_S = 0.03  # for two functions; readings cost processor time
 
 
@@ -77,12 +81,13 @@ def decision_figures(seen: Sequence[SeenDecision], sent: TraceSent, slower: int)
     `decision_ms` is how old the newest counted request was when more instances were decided on. It leaves out
     decisions that no request caused but the growth of sequences, slow starts or a trend: those whose newest
     request had arrived before the function's previous decision. `lowered_after_s` is how long after that
-    one fewer were decided on.
+    one fewer were decided on. `turns` is how often changes of the number, from `SETTLED_S` on, were in the
+    other direction than the change before, of the same function.
     """
     places = {one.place for one in seen}
     calls = {place: FunctionCalls.of(sent.answers, place) for place in places}
     before: dict[int, SeenDecision] = {}
-    raised, lowered, rows = list[float](), list[float](), list[tuple[float, int, int, str]]()
+    raised, lowered, rows = list[float](), list[float](), list[DecisionRow]()
     for one in seen:
         earlier, before[one.place] = before.get(one.place), one
         at_s = one.at_s - sent.started_s
@@ -101,7 +106,15 @@ def decision_figures(seen: Sequence[SeenDecision], sent: TraceSent, slower: int)
         "decisions": rows,
         "decision_ms": _spread(raised),
         "lowered_after_s": _spread(lowered),
+        "turns": sum(_turns(rows, place) for place in places),
     }
+
+
+def _turns(rows: Sequence[DecisionRow], place: int) -> int:
+    """Return how often a function's number was changed in the other direction than before, once settled."""
+    counts = [desired for at_s, of, desired, _ in rows if of == place and at_s >= SETTLED_S]
+    rises = [after > before for before, after in pairwise(counts) if after != before]
+    return sum(before != after for before, after in pairwise(rises))
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from benchmarks.scaleout.scenarios import emulated_device, emulated_model
 from benchmarks.trace.arrivals import burstiness, part_of, sample, shares, spread
 from benchmarks.trace.measures import ModelScale, Slo
 from benchmarks.trace.modes import TraceMode
-from benchmarks.trace.synthetic import SYNTHETIC, synthetic_trace
+from benchmarks.trace.synthetic import SYNTHETIC
 from cli.upload.bundle import Bundle, bundle_model
 from invoker.emulated.device_clock import Lateness
 from invoker.emulated.profiles import Profile
@@ -231,8 +231,8 @@ def scenario_of(args: argparse.Namespace) -> tuple[TraceScenario, dict[str, Any]
 
 def trace_of(args: argparse.Namespace) -> list[TraceRequest]:
     """Return the whole trace. Raises InvalidTrace, OSError."""
-    if args.trace == SYNTHETIC:
-        return synthetic_trace(args.seed)
+    if args.trace in SYNTHETIC:
+        return SYNTHETIC[args.trace](args.seed)
     return read_trace(TRACES.get(args.trace, Path(args.trace)))
 
 

@@ -1,20 +1,21 @@
-"""A synthetic trace with the published burstiness and lengths of BurstGPT (seeded; no real request).
+"""Synthetic traces (seeded; no real request): BurstGPT's published burstiness and lengths, and a steady load.
 
 BurstGPT (arXiv 2401.17644) finds that intervals between requests follow a gamma distribution of which the
 parameters change over time, and BlitzScale (OSDI 2025) that on it the demand rises fivefold within two
 seconds. So each period of some tens of seconds has a rate of its own, and some have a burst of two seconds at
 five times the mean rate; within them intervals are gamma distributed with a coefficient of variation of
 INTERVAL_CV. Lengths are log-normal with the mean and median of the GPT-4 conversations as Llumnix (OSDI 2024)
-lists them: prompts of 830 and 582 tokens, outputs of 271 and 243.
+lists them: prompts of 830 and 582 tokens, outputs of 271 and 243. The steady load has the same lengths and
+independent arrivals at a constant rate (a Poisson process).
 """
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from benchmarks.harness.traces import TraceRequest
 
-SYNTHETIC = "synthetic-burstgpt"
 LENGTH_S = 3600.0
 RATE_PER_S = 5.5
 INTERVAL_CV = 2.0
@@ -24,19 +25,31 @@ OUTPUT_MEAN, OUTPUT_MEDIAN = 271, 243
 _PERIOD_S = (20.0, 60.0)
 
 
-def synthetic_trace(seed: int, length_s: float = LENGTH_S) -> list[TraceRequest]:
-    """Return a trace, the same for the same seed."""
+def bursty_trace(seed: int, length_s: float = LENGTH_S) -> list[TraceRequest]:
+    """Return a trace fitted to BurstGPT, the same for the same seed."""
     draw = random.Random(seed)
-    found = [
-        TraceRequest(
-            at_s,
-            _length(draw, PROMPT_MEAN, PROMPT_MEDIAN),
-            _length(draw, OUTPUT_MEAN, OUTPUT_MEDIAN),
-        )
-        for from_s, to_s, rate in _periods(draw, length_s)
-        for at_s in _arrivals(draw, from_s, to_s, rate)
-    ]
+    periods = _periods(draw, length_s)
+    found = [_request(draw, at_s) for period in periods for at_s in _arrivals(draw, *period)]
     return sorted(found, key=lambda one: one.offset_s)
+
+
+def steady_trace(seed: int, length_s: float = LENGTH_S) -> list[TraceRequest]:
+    """Return a trace of a constant rate, the same for the same seed."""
+    draw, at_s, found = random.Random(seed), 0.0, list[TraceRequest]()
+    while (at_s := at_s + draw.expovariate(RATE_PER_S)) < length_s:
+        found.append(_request(draw, at_s))
+    return found
+
+
+SYNTHETIC: Mapping[str, Callable[[int], list[TraceRequest]]] = MappingProxyType(
+    {"synthetic-burstgpt": bursty_trace, "synthetic-steady": steady_trace}
+)
+
+
+def _request(draw: random.Random, at_s: float) -> TraceRequest:
+    return TraceRequest(
+        at_s, _length(draw, PROMPT_MEAN, PROMPT_MEDIAN), _length(draw, OUTPUT_MEAN, OUTPUT_MEDIAN)
+    )
 
 
 def _periods(draw: random.Random, length_s: float) -> Iterator[tuple[float, float, float]]:

@@ -201,7 +201,7 @@ def _start(text: str) -> float | str:
 def make_parser() -> argparse.ArgumentParser:
     parser = benchmark_parser("benchmarks.trace_sim", __doc__)
     add = parser.add_argument
-    add("--trace", default="azure-conv", help=f"{', '.join((*TRACES, SYNTHETIC))}, or a CSV")
+    add("--trace", default="azure-conv", help=f"{', '.join((*TRACES, *SYNTHETIC))}, or a CSV")
     add("--half", choices=HALVES, default="whole", help="the half of the trace, by time")
     add("--start", type=_start, default=0.0, help="second of the half, or `burst` where it is burstiest")
     add("--minutes", type=positive, default=5.0, help="minutes of the trace, without --hours")

@@ -12,7 +12,9 @@ from benchmarks.trace.synthetic import (
     PROMPT_MEAN,
     PROMPT_MEDIAN,
     RATE_PER_S,
-    synthetic_trace,
+    SYNTHETIC,
+    bursty_trace,
+    steady_trace,
 )
 
 TRACE = [TraceRequest(float(second), 100 + second, 10) for second in range(0, 601, 2)]
@@ -76,8 +78,8 @@ def test_functions_share_the_requests_unevenly_and_always_the_same_way() -> None
 
 
 def test_the_synthetic_trace_has_the_published_moments() -> None:
-    trace = synthetic_trace(1)
-    assert trace == synthetic_trace(1) != synthetic_trace(2)
+    trace = bursty_trace(1)
+    assert trace == bursty_trace(1) != bursty_trace(2)
     assert len(trace) / LENGTH_S == pytest.approx(RATE_PER_S, rel=0.15)
     for values, mean, median in (
         ([one.prompt_tokens for one in trace], PROMPT_MEAN, PROMPT_MEDIAN),
@@ -87,3 +89,11 @@ def test_the_synthetic_trace_has_the_published_moments() -> None:
         assert sorted(values)[len(values) // 2] == pytest.approx(median, rel=0.05)
     azure = [one.offset_s for one in read_trace(TRACES["azure-conv"])]
     assert burstiness([one.offset_s for one in trace], LENGTH_S) > 2 * burstiness(azure, LENGTH_S)
+
+
+def test_the_steady_trace_has_independent_arrivals_at_the_same_rate() -> None:
+    trace = SYNTHETIC["synthetic-steady"](1)
+    assert trace == steady_trace(1) != steady_trace(2)
+    assert len(trace) / LENGTH_S == pytest.approx(RATE_PER_S, rel=0.02)
+    per_bin = 5 * RATE_PER_S
+    assert burstiness([one.offset_s for one in trace], LENGTH_S) == pytest.approx(1 / per_bin, rel=0.2)

@@ -276,8 +276,16 @@ def test_a_decision_is_as_late_as_the_newest_call_that_it_counted_is_old() -> No
     assert [found["decision_ms"][name] for name in ("least", "most")] == [50.0, 80.0]
     assert found["lowered_after_s"] == {"count": 1, **dict.fromkeys(("p50", "p90", "least", "most"), 10.75)}
     assert found["decisions"][0] == (0.55, 0, 2, "4 calls") and len(found["decisions"]) == 4
+    assert found["turns"] == 0
     nothing = decision_figures([], sent, 2)
     assert nothing["decision_ms"]["count"] == 0 and nothing["decision_ms"]["p50"] is None
+
+
+def test_changes_turn_where_they_go_the_other_way_than_before() -> None:
+    counts = [5, 1, 2, 3, 3, 2, 2, 4]  # the first two before the load has settled
+    seen = [decided(131.0 + 15 * place, count, 0) for place, count in enumerate(counts)]
+    seen += [decided(170.0 + place, count, 0, place=1) for place, count in enumerate((1, 2, 1))]
+    assert decision_figures(seen, replace(sent_trace(), ended_s=400.0), slower=1)["turns"] == 2 + 1
 
 
 async def test_decisions_are_read_as_they_change(redis_url: str) -> None:

@@ -8,9 +8,7 @@ from benchmarks.harness.rival_nodes import FREE_DEVICE
 from benchmarks.trace import command
 from benchmarks.trace.modes import COMPARED, MODES
 from benchmarks.trace.scenario import TraceScenario, params_of, scenario_of
-from benchmarks.trace.synthetic import (
-    SYNTHETIC,
-)
+from benchmarks.trace.synthetic import SYNTHETIC
 from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
 from registry.records.function import Scaling, ScalingMode
@@ -98,7 +96,8 @@ def test_what_the_trace_does_not_have_is_refused(argv: list[str]) -> None:
         scenario_of(command.parse(argv))
 
 
-def test_the_synthetic_trace_is_labelled() -> None:
-    args = command.parse(["--trace", SYNTHETIC, "--minutes", "1"])
+@pytest.mark.parametrize("name", SYNTHETIC)
+def test_synthetic_traces_are_labelled(name: str) -> None:
+    args = command.parse(["--trace", name, "--minutes", "1"])
     scenario, _ = scenario_of(args)
     assert params_of(args, scenario, MODES["ideal"])["trace"].startswith("synthetic")
