@@ -15,9 +15,11 @@ from gateway.cluster.link_estimates import LinkEstimates
 from gateway.live.assembler import AssemblerSettings
 from gateway.live.load_orders import layer_at, warm_places
 from gateway.live.model_layers import ModelLayers
+from gateway.live.pairs import ADMIT
 from gateway.live.policy import LiveForecast
 from gateway.planning.actions import StartAction
 from gateway.planning.cast_forecast import forecast
+from gateway.planning.recent import RecentAverages
 from gateway.planning.work import finish_s
 from rdmacast.link_rate import LinkRate
 from rdmacast.plan.plan import CastShape
@@ -30,8 +32,6 @@ from registry.records.node import NodeRecord, Tier
 _HOST_BYTES_PER_S = 4e9  # from host to device memory, where it was never measured
 _FIXED = ("reserve", "bind", "ready")  # the phases of a start that do not depend on the image size
 _OPENING_S = 0.1  # of a pipeline or pair, where none was opened yet
-_LATEST = 0.5  # weight of the latest opening in the average of its mode
-_HELPS_FROM = 0.5  # the part of its load from which an instance runs prompts in a pair, or alone
 _OWN = -1  # and below: groups of nodes that load in no sub-group's order
 
 
@@ -127,18 +127,18 @@ class OpeningTimes:
     """How long pipelines and pairs took to open: the average by mode, of which the latest counts most."""
 
     def __init__(self) -> None:
-        self._seen: dict[LiveMode, float] = {}
+        self._seen = RecentAverages[LiveMode]()
 
     def __repr__(self) -> str:
         return f"<OpeningTimes {self._seen}>"
 
     def on_opening_ended(self, mode: LiveMode, took_s: float) -> None:
         """Add an opening that succeeded, or that was closed so long after it began."""
-        before = self._seen.get(mode, took_s)
-        self._seen[mode] = before + _LATEST * (took_s - before)
+        self._seen.add(mode, took_s)
 
     def expected_s(self, mode: LiveMode) -> float:
-        return self._seen.get(mode, _OPENING_S)
+        seen_s = self._seen.get(mode)
+        return _OPENING_S if seen_s is None else seen_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ def predict(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoadTimes:
-    """When loads end, and when they hold `_HELPS_FROM` of the layers; each in increasing order."""
+    """When loads end, and when they hold `pairs.ADMIT` of the layers; each in increasing order."""
 
     ends_s: Sequence[float]
     halves_s: Sequence[float]
@@ -221,7 +221,7 @@ def _load_times(loads: Sequence[ModelLoad], links: LinkEstimates, costs: StartCo
     whole = [(load.progress, _transfer_s(load, links, costs)) for load in loads]
     ends_s, halves_s = (
         sorted(costs.fixed_s + max(0.0, part - progress) * transfer_s for progress, transfer_s in whole)
-        for part in (1.0, _HELPS_FROM)
+        for part in (1.0, ADMIT)
     )
     return _LoadTimes(ends_s=ends_s, halves_s=halves_s)
 

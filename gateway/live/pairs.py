@@ -13,7 +13,7 @@ from registry.records.live import LiveMode, LivePipeline, LiveStage
 
 # The fraction of layers with which a node that is alone admits calls: prefill takes less than the rest of the
 # load. Where ready instances have free slots it is later, since these may end a call sooner.
-_ADMIT, _ADMIT_LATE = 0.5, 0.875
+ADMIT, _ADMIT_LATE = 0.5, 0.875
 _RATE_STEP = 0.25  # growth of a rate that is published
 _MAX_RATE = 2.0  # the rate of two ready nodes
 
@@ -157,7 +157,7 @@ class PairGroup:
         if target.pair is not None or target.failed:
             return False
         if self._alone:
-            return target.layers >= self._layers * (_ADMIT_LATE if self._has_room else _ADMIT)
+            return target.layers >= self._layers * (_ADMIT_LATE if self._has_room else ADMIT)
         return target.layers > 0 and target.instance_id not in self._sources  # its ready event is to arrive
 
     def _updated(self, target: _PairTarget) -> Iterator[PairAction]:

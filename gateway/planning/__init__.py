@@ -16,6 +16,7 @@
 - `plan`: settings and outcome of a planning step
 - `planner`: scaling, placement and redeploys as one step
 - `policy`: scaling policies, and the one by concurrent calls
+- `recent`: averages of recent durations
 - `replicator`: host copies to make and to drop
 - `starts`: the starts of a planning step, and those in progress
 - `work`: work in tokens, seen capacity, and how long work waits

@@ -8,6 +8,7 @@ from statistics import median_low
 import msgspec
 
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
+from gateway.planning.recent import RecentAverages
 from gateway.planning.work import UNSEEN, InstanceCapacity, StartForecast
 from registry.messages.node import InstanceLoad
 from registry.records.function import FunctionVersion
@@ -16,7 +17,6 @@ from registry.records.node import NodeRecord, Tier
 
 _HOST_BYTES_PER_S = 4e9  # from host to device memory, where no start was seen
 _FIXED_S = 0.1  # of a start, where none was seen
-_LATEST = 0.5  # weight of the latest start in the average of its kind
 _LATE = 0.1  # part of its expected time that a late start is still expected to take
 _MAX_KEPT = 4096
 # What a node reports is taken within these bounds only.
@@ -118,7 +118,7 @@ class StartTimes:
     """How long starts take: the average of those seen by version and kind, else by bytes and rates."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[VersionKey, StartKind], float] = {}  # the oldest first
+        self._seen = RecentAverages[tuple[VersionKey, StartKind]]()
 
     def __repr__(self) -> str:
         return f"<StartTimes {self._seen}>"
@@ -128,10 +128,7 @@ class StartTimes:
         key = VersionKey(record.function, record.version), record.start_kind
         took_s = sum(record.phases_ms.values()) / 1e3
         if 0 < took_s <= _MAX_START_S:
-            before = self._seen.pop(key, took_s)
-            self._seen[key] = before + _LATEST * (took_s - before)
-        if len(self._seen) > _MAX_KEPT:
-            del self._seen[next(iter(self._seen))]
+            self._seen.add(key, took_s)
 
     def expected_s(self, version: FunctionVersion, kind: StartKind, link_bytes_s: float) -> float:
         """Return how long such a start takes."""
