@@ -87,8 +87,8 @@ MODES = {
         ),
         TraceMode(
             name="faasnet-copies",
-            description="binary tree from instances and from our copies in host memory; nodes serve once "
-            "they hold the model whole",
+            description="binary tree from instances, from our copies in host memory and from images that "
+            "stay on accelerators; nodes serve once they hold the model whole",
             planner="tree",
         ),
         TraceMode(
@@ -103,7 +103,8 @@ MODES = {
         ),
         TraceMode(
             name="nccl-copies",
-            description="the same set-up and ring, from instances and from our copies in host memory",
+            description="the same set-up and ring, from instances, from our copies in host memory and from "
+            "images that stay on accelerators",
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),
