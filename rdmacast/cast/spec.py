@@ -74,6 +74,6 @@ class CastSpec:
 
         The slow nodes are those of the edge unless others are given.
         """
-        known = max(node + 1, self.plan.planned)  # the same for all that joined later
+        known = max(node + 1, self.plan.planned)  # nodes that join after this one have no part in its order
         around = [one for one in (self.plan.edge if slow is None else slow) if one < known]
         return order_around(self.plan.planner, self.shape, around, node)
