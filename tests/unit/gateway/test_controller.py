@@ -5,23 +5,19 @@ import time
 from dataclasses import replace
 
 from gateway.cluster.state_cache import VersionKey
-from gateway.control.assembly import ControlSettings
-from gateway.fakes.node import tokens_after
 from gateway.planning.policy import ConcurrencyTarget, FunctionLoad, PolicyState, ScalingDecision
 from registry.records.function import Scaling, ScalingMode
 from registry.records.node import Tier
 from tests.fixtures.control import (
+    EXPECTED,
     MIB,
+    QUICK,
     Answer,
     FakeCluster,
     ask,
     make_call,
     open_cluster,
 )
-
-QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
-FAST = ControlSettings(lease_ttl_s=3.0, demand_ttl_s=1.0)
-EXPECTED = tokens_after((1, 2, 3), 4)
 
 
 async def test_idle_instances_go_after_keep_alive_and_the_host_copy_stays() -> None:

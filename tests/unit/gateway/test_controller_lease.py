@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.cluster.state_cache import VersionKey
-from gateway.control.assembly import ControlSettings, make_control
+from gateway.control.assembly import make_control
 from gateway.core.contract import DispatchError, WaitStage
 from gateway.fakes.channel import FakeChannel
-from gateway.fakes.node import tokens_after
 from gateway.planning.policy import FunctionLoad, PolicyState, ScalingDecision
 from registry.clock import FakeClock
 from registry.errors import StateUnavailable
@@ -23,6 +22,8 @@ from registry.records.function import FunctionVersion, Scaling, ScalingMode
 from registry.records.instance import InstanceState
 from registry.records.node import NodeRecord
 from tests.fixtures.control import (
+    EXPECTED,
+    FAST,
     Answer,
     AnyBlobs,
     FakeCluster,
@@ -33,10 +34,6 @@ from tests.fixtures.control import (
     open_cluster,
     open_gateway,
 )
-
-QUICK = Scaling(keep_alive_s=0.1, target_concurrency=1)
-FAST = ControlSettings(lease_ttl_s=3.0, demand_ttl_s=1.0)
-EXPECTED = tokens_after((1, 2, 3), 4)
 
 
 async def test_one_of_two_gateways_controls_and_the_other_takes_over() -> None:
