@@ -38,7 +38,6 @@ EARLIER: Mapping[str, Earlier] = {
     "scaleout-13b-order": _scaleout("k4-turned"),
     "ablation": Earlier(file="ablation-2026-11-22.json", note="an earlier state"),
     "starts": Earlier(file="starts-2026-11-21.json", note="an earlier state, another processor"),
-    "policy-scale": Earlier(file="policy-scale-2026-11-24.json", note="an earlier state"),
     "scaleout-13b-k2": _scaleout("k2-host"),
     "live-picture": Earlier(file="live-picture-2026-11-23.json", note="an earlier state"),
     "zigzag": Earlier(file="zigzag-2026-11-22.json", note="one run of an earlier state"),
