@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.harness.random_llama import LAYER_BYTES, write_random_llama
 from registry.images.codec import decode_manifest
 from registry.images.manifest import Manifest
-from registry.images.pack import pack_to_folder
+from registry.images.pack import IMAGE_FILE, pack_to_folder
 from registry.images.store import LocalStore
 from registry.messages.node import ImageRef
 
@@ -55,7 +55,7 @@ async def stored(folder: Path, tokenizer: Path, layers: int) -> StoredWeights:
     encoded = (packed / "manifest.json").read_bytes()
     manifest = decode_manifest(encoded)
     store = LocalStore(folder / "store")
-    await _put(store, manifest, packed / "image.bin")
+    await _put(store, manifest, packed / IMAGE_FILE)
     return StoredWeights(
         checkpoint=checkpoint,
         blob=folder / "store" / "blobs" / manifest.sha256,

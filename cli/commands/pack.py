@@ -30,9 +30,9 @@ from registry.images.source import checkpoint_from
 def pack_command(source: str, out: Path, dtype: str, form: str) -> None:
     """Pack a checkpoint into a folder that `hypercast deploy` accepts.
 
-    The folder has the model image (`image.bin`, a safetensors file with the tensors in execution order),
-    its checksums (`manifest.json`) and the tokenizer and configuration (`assets/`). Use it to convert and
-    check a model once, and deploy it from several places.
+    The folder has the model image (`model.safetensors`, a standard file with the tensors in execution
+    order), its checksums (`manifest.json`) and the tokenizer and configuration (`assets/`). Use it to convert
+    and check a model once, and deploy it from several places.
 
     \b
     Examples:

@@ -6,16 +6,19 @@ import zlib
 import numpy as np
 
 from invoker.emulated.profiles import H800 as ANY_GPU
-from invoker.emulated.profiles import LinkRates, Profile, find_model
+from invoker.emulated.profiles import HEADER_BYTES, LinkRates, Profile, find_model
 from registry.config.emulation import EmulatedModel
-from registry.images.layout import Layout
+from registry.images.layout import Layout, encode_header
 from registry.images.manifest import LayerSpan, TensorEntry
 
 _PIECE_BYTES = 1 << 20  # generated at once, each from its own seed
 
 
 class EmulatedPlan:
-    """An ImagePlan of a model, at its scale. One tensor stands for all tensors of a step of execution."""
+    """An ImagePlan of a model, at its scale. One tensor stands for all tensors of a step of execution.
+
+    The bytes of the tensors are random and do not compress.
+    """
 
     model_type = "emulated"
     dtype = "bfloat16"
@@ -42,6 +45,8 @@ class EmulatedPlan:
             "max_position_embeddings": decoder.context,
             "eos_token_id": 2,
         }
+        self._header = encode_header(self.layout.tensors, HEADER_BYTES)
+        assert len(self._header) == HEADER_BYTES
         self._seed = zlib.crc32(self.architecture.encode())
 
     def __repr__(self) -> str:
@@ -61,6 +66,9 @@ class EmulatedPlan:
         end = offset + len(into)
         if not 0 <= offset <= end <= self.nbytes:
             raise ValueError(f"[{offset}, {end}) is not within the image's {self.nbytes} bytes")
+        head = self._header[offset:end]
+        into[: len(head)] = head
+        into, offset = into[len(head) :], offset + len(head)
         while offset < end:
             piece, skipped = divmod(offset, _PIECE_BYTES)
             made = self._piece(piece)[skipped : skipped + end - offset]
@@ -74,5 +82,6 @@ class EmulatedPlan:
 
 def _tensor(span: LayerSpan) -> TensorEntry:
     name = f"layers.{span.index}" if span.kind == "layer" else span.kind
-    nbytes = span.end - span.start
-    return TensorEntry(name=name, dtype="U8", shape=(nbytes,), offset=span.start, nbytes=nbytes)
+    start = max(span.start, HEADER_BYTES)
+    nbytes = span.end - start
+    return TensorEntry(name=name, dtype="U8", shape=(nbytes,), offset=start, nbytes=nbytes)

@@ -18,6 +18,7 @@ from registry.errors import InvalidRecord
 from registry.images.manifest import ALIGNMENT, LayerSpan
 
 BYTES = 2  # of a number in 16 bits
+HEADER_BYTES = 16 << 10  # of an image, whatever its scale: less than a unit, which would slow casts
 
 
 class UnknownProfile(InvalidRecord):
@@ -158,13 +159,13 @@ class Profile:
 
     @property
     def spans(self) -> tuple[LayerSpan, ...]:
-        """The layer spans of the emulated image, as in a manifest."""
+        """The layer spans of the emulated image, as in a manifest: the first has the header too."""
         embedding = self.model.embedding_weights
         sizes = [embedding, *[self.model.layer_weights] * self.model.layers, embedding + self.model.hidden]
         kinds = [("embed", 0), *(("layer", index) for index in range(self.model.layers)), ("head", 0)]
         spans, start = [], 0
         for (kind, index), weights in zip(kinds, sizes, strict=True):
-            end = start + self._aligned(weights * BYTES)
+            end = start + self._aligned(weights * BYTES) + (0 if start else HEADER_BYTES)
             spans.append(LayerSpan(kind=kind, index=index, tower="", start=start, end=end))
             start = end
         return tuple(spans)

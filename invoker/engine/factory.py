@@ -13,7 +13,7 @@ from invoker.engine.contract import (
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.encoders.engine import EncoderEngine, is_encoder
 from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
-from invoker.engine.image_views import compute_dtype
+from invoker.engine.image_views import compute_dtype, is_aligned
 from invoker.engine.kv.budget import TYPICAL_TOKENS
 from invoker.engine.kv.cache import pages_for
 from invoker.engine.stage_contract import Stage
@@ -75,7 +75,8 @@ class TorchEngineFactory:
         return DecoderEngine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
 
     def binds_early(self, spec: ModelSpec) -> bool:
-        return is_decoder(spec.manifest.architecture)  # its weights are views
+        # Its weights are views, but for copies of those that are not aligned.
+        return is_decoder(spec.manifest.architecture) and all(map(is_aligned, spec.manifest.tensors))
 
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
         return StageEngine(spec, region, 0 if kv is None else kv)

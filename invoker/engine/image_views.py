@@ -9,6 +9,7 @@ from torch import nn
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
 from invoker.engine.device_memory import region_bytes
 from registry.images.manifest import TensorEntry
+from registry.images.safetensors_file import DTYPE_BYTES
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -31,8 +32,17 @@ def compute_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def is_aligned(entry: TensorEntry) -> bool:
+    """Return whether a tensor can be a view of its image: torch has none at a fraction of an element."""
+    return entry.offset % DTYPE_BYTES[entry.dtype] == 0
+
+
 class ImageViews:
-    """The tensors of the spec's manifest in `region`. Raises UnsupportedModel where they do not fit."""
+    """The tensors of the spec's manifest in `region`. Raises UnsupportedModel where they do not fit.
+
+    They are views, but for copies of those that are not aligned to their elements, whose bytes must have
+    arrived.
+    """
 
     def __init__(self, spec: ModelSpec, region: DeviceRegion) -> None:
         if region.nbytes < spec.manifest.nbytes:
@@ -54,7 +64,7 @@ class ImageViews:
         entry = self.entries[name]
         dtype = dtype or self.dtype
         self._check(entry, shape, dtype)
-        return self._bytes[entry.offset : entry.offset + entry.nbytes].view(dtype).view(shape)
+        return self._view(entry.offset, entry.offset + entry.nbytes, dtype).view(shape)
 
     def stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
         """Return adjacent tensors as one, stacked along the first dimension."""
@@ -64,7 +74,7 @@ class ImageViews:
             self._check(entry, shape, self.dtype)
             assert entry.offset == position, f"there is a gap before {entry.name}"
             position += entry.nbytes
-        flat = self._bytes[entries[0].offset : position].view(self.dtype)
+        flat = self._view(entries[0].offset, position, self.dtype)
         return flat.view(sum(shape[0] for _, shape in parts), *parts[0][1][1:])
 
     def assign(self, module: nn.Module, prefix: str) -> None:
@@ -81,6 +91,10 @@ class ImageViews:
         else:
             owner._buffers[attribute] = view
 
+    def _view(self, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
+        raw = self._bytes[start:end]
+        return (raw.clone() if start % dtype.itemsize else raw).view(dtype)
+
     def _check(self, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         if _STORED.get(entry.dtype) != dtype:
             raise UnsupportedModel(
@@ -89,10 +103,8 @@ class ImageViews:
             )
         if entry.shape != shape:
             raise UnsupportedModel(f"{entry.name} has shape {entry.shape}, config.json implies {shape}")
-        if entry.nbytes != prod(shape) * dtype.itemsize or entry.offset % dtype.itemsize:
-            raise UnsupportedModel(
-                f"{entry.name} does not have the offset and size that its shape and dtype imply"
-            )
+        if entry.nbytes != prod(shape) * dtype.itemsize:
+            raise UnsupportedModel(f"{entry.name} does not have the size that its shape and dtype imply")
 
 
 def saved_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str]]:

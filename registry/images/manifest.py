@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 UNIT_BYTES = 256 * 1024
 ALIGNMENT = 256
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 MAX_BLOCK_BYTES = 4 << 20  # while there are few
 MIN_BLOCKS, MAX_BLOCKS = 16, 512
 
@@ -28,6 +28,8 @@ class TensorEntry:
 class LayerSpan:
     """A step of execution and its bytes `[start, end)`. `kind`: `embed`, `layer` (with `index`) or `head`.
 
+    The first step has the header too.
+
     For models with two towers or stages, `tower` names which (`text`, `vision`, `stage0`, …), else "".
     """
 
@@ -40,7 +42,7 @@ class LayerSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything needed to read, check and bind an image of `nbytes` bytes.
+    """Everything needed to read, check and bind an image of `nbytes` bytes, a standard safetensors file.
 
     `units` holds one xxh3-128 digest (16 bytes, big-endian, concatenated) for each run of UNIT_BYTES, the
     last possibly shorter. `sha256` is the image's identity (hex).

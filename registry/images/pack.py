@@ -17,7 +17,7 @@ from registry.images.manifest import MANIFEST_FORMAT, Manifest
 from registry.images.plan import CHUNK_BYTES, ImagePlan, PackPlan, plan_checkpoint
 from registry.images.verify import unit_checksums
 
-IMAGE_FILE = "image.bin"
+IMAGE_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 ASSETS_FOLDER = "assets"
 
@@ -79,7 +79,7 @@ def _hash(plan: ImagePlan, progress: Progress | None, sink: Callable[[memoryview
 def pack_to_folder(
     path: str | Path, out: str | Path, dtype: str = "auto", progress: Progress | None = None
 ) -> PackedFolder:
-    """Write `image.bin`, `manifest.json` and `assets/` into the new folder `out`.
+    """Write `model.safetensors`, `manifest.json` and `assets/` into the new folder `out`.
 
     All or nothing: the files are written beside `out` and renamed to it at the end. Raises CheckpointError,
     StoreFull (checked first) and StoreError (`out` exists, or cannot be written).

@@ -11,7 +11,7 @@ from typing import BinaryIO, Protocol
 from registry.errors import CheckpointError
 from registry.images.architectures import Arrangement, arrange, read_config
 from registry.images.dtypes import FLOATS, convert, dominant_dtype
-from registry.images.layout import Layout, lay_out
+from registry.images.layout import Layout, encode_header, lay_out
 from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor, read_checkpoint
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -57,7 +57,7 @@ def image_chunks(plan: ImagePlan, offset: int = 0, size: int = CHUNK_BYTES) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Bytes `[start, end)` of the image: one tensor, at `offset` of its file. Between segments is zero."""
+    """Bytes `[start, end)` of the image: one tensor, at `offset` of its file."""
 
     start: int
     end: int
@@ -72,7 +72,8 @@ class PackPlan:
     """A planned image of a checkpoint. Plans hold no open files; every read opens the files that it needs.
 
     A read raises CheckpointError if a file has changed since the plan was made. `dtype` is the compute dtype
-    (`float32`, `bfloat16`, `float16`); `dropped` names tensors that are left out.
+    (`float32`, `bfloat16`, `float16`); `header` is the start of the image, which the tensors in `segments`
+    follow; `dropped` names tensors that are left out.
     """
 
     config: dict[str, object]
@@ -82,6 +83,7 @@ class PackPlan:
     tied_head: bool
     num_layers: int
     layout: Layout
+    header: bytes
     segments: tuple[Segment, ...]
     dropped: tuple[str, ...]
 
@@ -97,19 +99,16 @@ class PackPlan:
         end = offset + len(into)
         if not 0 <= offset <= end <= self.nbytes:
             raise ValueError(f"[{offset}, {end}) is not within the image's {self.nbytes} bytes")
-        position = offset
+        head = self.header[offset:end]
+        into[: len(head)] = head
         first = max(0, bisect_right(self.segments, offset, key=lambda segment: segment.start) - 1)
         with _Files() as files:
             for segment in islice(self.segments, first, None):
                 if segment.start >= end:
                     break
                 start, stop = max(segment.start, offset), min(segment.end, end)
-                if start >= stop:
-                    continue
-                _zero(into[position - offset : start - offset])
-                _read_segment(segment, start, into[start - offset : stop - offset], files)
-                position = stop
-        _zero(into[position - offset :])
+                if start < stop:
+                    _read_segment(segment, start, into[start - offset : stop - offset], files)
 
 
 class _Files:
@@ -137,11 +136,6 @@ class _Files:
             if (status.st_size, status.st_mtime_ns) != (source.size, source.mtime_ns):
                 raise CheckpointError(f"{source.path} has changed while it was being packed")
         return file.fileno()
-
-
-def _zero(view: memoryview) -> None:
-    if view:
-        view[:] = bytes(len(view))
 
 
 def _read_segment(segment: Segment, start: int, into: memoryview, files: _Files) -> None:
@@ -228,6 +222,7 @@ def _plan(
         tied_head=arrangement.tied_head,
         num_layers=arrangement.num_layers,
         layout=layout,
+        header=encode_header(layout.tensors),
         segments=segments,
         dropped=arrangement.dropped,
     )

@@ -12,7 +12,7 @@ from registry.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
 # A parsed header takes up to twenty times its length, so it may be only this fraction of its file.
-SMALL_HEADER_BYTES = 128 << 10
+SMALL_HEADER_BYTES = 256 << 10  # a unit: the header of a small image
 MIN_FILE_TO_HEADER = 16
 MAX_INDEX_BYTES = 32 << 20
 SINGLE_FILE = "model.safetensors"

@@ -199,7 +199,7 @@ def test_a_packed_folder_is_deployed_as_its_checkpoint_is(platform: Platform, tm
     answer = json.loads(platform.run("invoke", "packed", "-d", TWO_TOKENS).stdout)
     assert answer["usage"]["completion_tokens"] == 2
     platform.run("delete", "packed", "--yes")
-    with (tmp_path / "packed" / "image.bin").open("r+b") as image:
+    with (tmp_path / "packed" / "model.safetensors").open("r+b") as image:
         image.seek(-1, os.SEEK_END)
         image.write(b"\x7f")
     damaged = platform.run("deploy", str(tmp_path / "packed"), check=False)

@@ -186,7 +186,7 @@ def test_pack_writes_an_image(tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path / "model")
     done = hypercast("pack", str(tmp_path / "model"), "--out", str(tmp_path / "image"), "-o", "json")
     packed = json.loads(done.stdout)
-    assert (tmp_path / "image" / "image.bin").stat().st_size == packed["bytes"]
+    assert (tmp_path / "image" / "model.safetensors").stat().st_size == packed["bytes"]
     again = hypercast("pack", str(tmp_path / "model"), "--out", str(tmp_path / "image"))
     assert again.returncode == 5
     assert "exists already" in again.stderr

@@ -1,5 +1,7 @@
 """Images of emulated models: real bytes, the same wherever they are generated, incompressible."""
 
+import json
+import struct
 import zlib
 from dataclasses import replace
 
@@ -36,7 +38,12 @@ def test_its_manifest_is_one() -> None:
     assert manifest.architecture == "emulated:llama2-7b/10000" == str(MODEL)
     assert (manifest.layers, manifest.nbytes, manifest.num_layers) == (profile.spans, profile.image_bytes, 32)
     other = EmulatedPlan(EmulatedModel(name="llama2-7b", scale=10_001))
-    assert bytes(next(image_chunks(other)))[:4096] != image.data[:4096]
+    first = manifest.tensors[0].offset
+    assert bytes(next(image_chunks(other, first)))[:4096] != image.data[first : first + 4096]
+    (header,) = struct.unpack("<Q", image.data[:8])
+    assert json.loads(image.data[8 : 8 + header]).keys() - {"__metadata__"} == {
+        tensor.name for tensor in manifest.tensors
+    }
 
 
 def test_variants_are_other_images_of_the_same_layout() -> None:

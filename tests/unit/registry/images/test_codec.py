@@ -20,13 +20,14 @@ NBYTES = len(IMAGE)
 def made() -> Manifest:
     return manifest(
         ("embed", 0, "", 256),
-        ("layer", 0, "", 256),
-        ("head", 0, "", NBYTES - 512),
+        ("layer", 0, "", 6),
+        ("head", 0, "", NBYTES - 262),
         tied_head=True,
         sha256="ab" * 32,
         tensors=(
-            TensorEntry(name="embed", dtype="F32", shape=(4, 8), offset=0, nbytes=128),
+            TensorEntry(name="embed", dtype="F32", shape=(4, 8), offset=128, nbytes=128),
             TensorEntry(name="layer", dtype="BF16", shape=(3,), offset=256, nbytes=6),
+            TensorEntry(name="head", dtype="U8", shape=(NBYTES - 262,), offset=262, nbytes=NBYTES - 262),
         ),
         units=unit_checksums(memoryview(IMAGE)),
     )
@@ -39,27 +40,29 @@ def test_round_trip() -> None:
     assert len(manifest_digest(encoded)) == 64
 
 
-ENTRY = made().tensors[1]
+EMBED, ENTRY, HEAD = made().tensors
 SPANS = made().layers
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (replace(made(), format=2), "format 2"),
+        (replace(made(), format=1), "format 1 is not supported, only 2: deploy the function again"),
         (replace(made(), sha256="../x"), "sha256"),
         (replace(made(), sha256="AB" * 32), "sha256"),
         (replace(made(), nbytes=-1), "nbytes"),
         (replace(made(), nbytes=1 << 80), "nbytes"),
         (replace(made(), units=b"\0" * 16), "16 bytes of unit checksums, 2 units need 32"),
         (replace(made(), tensors=(replace(ENTRY, dtype="Q4"),)), "unknown dtype"),
-        (replace(made(), tensors=(replace(ENTRY, offset=128),)), "not aligned"),
-        (replace(made(), tensors=(replace(ENTRY, offset=-256),)), "overlaps"),
-        (replace(made(), tensors=(ENTRY, replace(ENTRY, name="other"))), "'other' overlaps"),
+        (replace(made(), tensors=(replace(ENTRY, offset=0),)), "no header"),
+        (replace(made(), tensors=(replace(ENTRY, offset=-256),)), "no header"),
+        (replace(made(), tensors=(EMBED, replace(EMBED, name="other"))), "'other' does not follow"),
+        (replace(made(), tensors=(EMBED, HEAD)), "'head' does not follow"),
+        (replace(made(), tensors=(EMBED, ENTRY)), f"end at byte 262, the image at {NBYTES}"),
         (replace(made(), tensors=(ENTRY, replace(ENTRY, offset=512))), "twice"),
         (replace(made(), tensors=(replace(ENTRY, nbytes=8),)), "does not match"),
         (replace(made(), tensors=(replace(ENTRY, shape=(-3, -1)),)), "bad shape"),
-        (replace(made(), tensors=(replace(ENTRY, offset=1 << 30),)), "beyond the image"),
+        (replace(made(), tensors=(replace(ENTRY, offset=1 << 30),)), "end at byte 1073741830"),
         (replace(made(), layers=SPANS[:2]), "do not cover"),
         (replace(made(), layers=(SPANS[0], SPANS[2])), "contiguous"),
         (replace(made(), layers=(replace(SPANS[0], kind="magic"), *SPANS[1:])), "kind"),

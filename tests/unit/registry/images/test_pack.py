@@ -11,18 +11,20 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from registry.errors import CheckpointError, StoreError, StoreFull
 from registry.images.assets import MAX_ASSET_BYTES, collect_assets
 from registry.images.codec import decode_manifest, encode_manifest, manifest_digest
 from registry.images.layer_tensors import LayerTensors
-from registry.images.layout import lay_out
-from registry.images.manifest import ALIGNMENT, UNIT_BYTES
-from registry.images.pack import PackPlan, hash_image, pack_to_folder, plan_checkpoint
+from registry.images.layout import encode_header, lay_out
+from registry.images.manifest import UNIT_BYTES
+from registry.images.pack import IMAGE_FILE, PackPlan, hash_image, pack_to_folder, plan_checkpoint
 from registry.images.plan import image_chunks
-from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor
+from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor, read_header
 from registry.images.verify import check_units
 from tests.fixtures.images import DTYPES, encode, llama_config, llama_tensors, write_checkpoint
 
@@ -49,9 +51,7 @@ FILE = SourceFile(path=Path("x"), size=0, mtime_ns=0)
     parts=st.lists(st.lists(st.tuples(st.sampled_from(sorted(DTYPE_BYTES)), SHAPES), max_size=5), max_size=6),
     dtype=st.sampled_from(("auto", "float32", "bfloat16")),
 )
-def test_layout_covers_every_byte_once_and_aligned(
-    parts: list[list[tuple[str, tuple[int, ...]]]], dtype: str
-) -> None:
+def test_layout_covers_every_byte_once(parts: list[list[tuple[str, tuple[int, ...]]]], dtype: str) -> None:
     sources: dict[str, SourceTensor] = {}
     steps = []
     for index, tensors in enumerate(parts):
@@ -65,12 +65,14 @@ def test_layout_covers_every_byte_once_and_aligned(
     layout = lay_out(tuple(steps), sources, dtype)
 
     assert [entry.name for entry in layout.tensors] == [name for step in steps for name in step.names]
-    position = 0
+    begin = position = len(encode_header(layout.tensors))
+    assert begin % UNIT_BYTES == 0
     for entry in layout.tensors:
-        assert entry.offset % ALIGNMENT == 0
-        assert position <= entry.offset < position + ALIGNMENT
-        position = entry.offset + entry.nbytes
-    assert position <= layout.nbytes < position + ALIGNMENT
+        assert entry.offset == position
+        position += entry.nbytes
+    assert position == layout.nbytes
+    if not parts:
+        return
     position = 0
     for span, step in zip(layout.layers, steps, strict=True):
         assert span.start == position
@@ -78,6 +80,25 @@ def test_layout_covers_every_byte_once_and_aligned(
         inside = [entry for entry in layout.tensors if entry.name in step.names]
         assert all(span.start <= entry.offset <= entry.offset + entry.nbytes <= span.end for entry in inside)
     assert position == layout.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_image_is_a_standard_safetensors_file(tmp_path: Path, dtype: str) -> None:
+    tensors = llama_tensors(hidden=12, vocab=33)  # odd sizes
+    folder = write_checkpoint(tmp_path / "checkpoint", tensors, llama_config(), shards=2)
+    packed = pack_to_folder(folder, tmp_path / "out", dtype)
+    with safe_open(packed.path / IMAGE_FILE, framework="pt") as image:
+        assert image.metadata() == {"format": "pt"}
+        assert set(image.keys()) == set(tensors)
+        for name, array in tensors.items():
+            found = image.get_tensor(name)
+            assert str(found.dtype) == f"torch.{'float32' if dtype == 'auto' else dtype}"
+            expected = torch.from_numpy(array).to(found.dtype)
+            assert torch.equal(found, expected)
+    read = read_header(packed.path / IMAGE_FILE)
+    assert [(one.name, one.offset, one.nbytes) for one in packed.manifest.tensors] == [
+        (one.name, one.offset, one.nbytes) for one in sorted(read.values(), key=lambda one: one.offset)
+    ]
 
 
 def test_tensors_lie_in_the_order_of_execution(tmp_path: Path) -> None:
@@ -104,7 +125,7 @@ def test_tensors_lie_in_the_order_of_execution(tmp_path: Path) -> None:
 
 
 def test_q_k_v_and_gate_up_are_one_view(tmp_path: Path) -> None:
-    tensors = llama_tensors(hidden=16)  # 16 * 16 * 4 bytes: a multiple of the alignment
+    tensors = llama_tensors(hidden=16)
     plan = plan_checkpoint(write_checkpoint(tmp_path, tensors, llama_config()))
     image = read_all(plan)
     base = "model.layers.1.self_attn."
@@ -240,13 +261,13 @@ def test_pack_writes_image_manifest_and_assets(tmp_path: Path) -> None:
     (folder / "README.md").write_text("not an asset")
     out = tmp_path / "deep" / "out"
     packed = pack_to_folder(folder, out)
-    image = (out / "image.bin").read_bytes()
+    image = (out / IMAGE_FILE).read_bytes()
     encoded = (out / "manifest.json").read_bytes()
     assert hashlib.sha256(image).hexdigest() == packed.manifest.sha256
     assert decode_manifest(encoded) == packed.manifest
     assert manifest_digest(encoded) == packed.manifest_digest
     assert packed.assets == ("1_Pooling/config.json", "config.json", "tokenizer.json")
-    assert sorted(path.name for path in out.iterdir()) == ["assets", "image.bin", "manifest.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["assets", "manifest.json", IMAGE_FILE]
     assert (out / "assets" / "1_Pooling" / "config.json").read_text() == "{}"
     with pytest.raises(StoreError, match="exists already"):
         pack_to_folder(folder, out)
