@@ -11,13 +11,14 @@ from invoker.engine.contract import (
     UnsupportedModel,
 )
 from invoker.engine.decoder import DecoderEngine
+from invoker.engine.decoder_models import is_decoder
 from invoker.engine.encoders.engine import EncoderEngine, is_encoder
-from invoker.engine.families import FAMILIES, family_of, geometry_of, parse_config
 from invoker.engine.image_views import compute_dtype, is_aligned
 from invoker.engine.kv.budget import TYPICAL_TOKENS
 from invoker.engine.kv.cache import pages_for
 from invoker.engine.stage_contract import Stage
 from invoker.engine.stage_engine import StageEngine
+from invoker.engine.weights import geometry_of
 from registry.config.emulation import is_emulated
 
 MIN_SEQUENCES = 64
@@ -82,11 +83,6 @@ class TorchEngineFactory:
         return StageEngine(spec, region, 0 if kv is None else kv)
 
 
-def is_decoder(architecture: str) -> bool:
-    """Return whether the architecture generates tokens, hence needs a KV cache."""
-    return architecture in FAMILIES
-
-
 def kv_bytes_needed(
     architecture: str,
     config: Mapping[str, object],
@@ -101,6 +97,6 @@ def kv_bytes_needed(
     """
     if not is_decoder(architecture):
         return 0
-    geometry = geometry_of(parse_config(family_of(architecture).config, config))
+    geometry = geometry_of(architecture, config)
     shape = geometry.kv_shape(geometry.layers if layers is None else layers, compute_dtype(dtype))
     return sequences * pages_for(min(context_length, geometry.longest)) * shape.page_bytes

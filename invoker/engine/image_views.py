@@ -1,6 +1,8 @@
 """Tensors of a model image as views of the memory that holds it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -23,6 +25,10 @@ _STORED: Mapping[str, torch.dtype] = {
     "I64": torch.int64,
     "I32": torch.int32,
 }
+
+
+_LEFTOVERS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.(attn|attention)\.(masked_)?bias$")
+_SHOWN = 8
 
 
 def compute_dtype(name: str) -> torch.dtype:
@@ -61,14 +67,14 @@ class ImageViews:
 
     def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor of that name, which must have that shape and dtype (None: the model's)."""
-        entry = self.entries[name]
+        entry = self._entry(name)
         dtype = dtype or self.dtype
         self._check(entry, shape, dtype)
         return self._view(entry.offset, entry.offset + entry.nbytes, dtype).view(shape)
 
     def stacked(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
         """Return adjacent tensors as one, stacked along the first dimension."""
-        entries = [self.entries[name] for name, _ in parts]
+        entries = [self._entry(name) for name, _ in parts]
         position = entries[0].offset
         for entry, (_, shape) in zip(entries, parts, strict=True):
             self._check(entry, shape, self.dtype)
@@ -77,19 +83,35 @@ class ImageViews:
         flat = self._view(entries[0].offset, position, self.dtype)
         return flat.view(sum(shape[0] for _, shape in parts), *parts[0][1][1:])
 
-    def assign(self, module: nn.Module, prefix: str) -> None:
-        """Replace each tensor below `module` by the view of the one of its name."""
-        for owner, attribute, name in saved_tensors(module, prefix):
-            self.bind(owner, attribute, name)
+    def adjacent(self, names: Sequence[str], shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return tensors as one view of that shape, None unless each begins where the one before it ends."""
+        entries = [self.entries[name] for name in names]
+        if any(one.offset + one.nbytes != other.offset for one, other in pairwise(entries)):
+            return None
+        start, end = entries[0].offset, entries[-1].offset + entries[-1].nbytes
+        fits = all(_STORED.get(entry.dtype) == self.dtype for entry in entries)
+        if not fits or end - start != prod(shape) * self.dtype.itemsize or start % self.dtype.itemsize:
+            return None
+        return self._view(start, end, self.dtype).view(shape)
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return the tensor of that name as it is stored. Raises UnsupportedModel."""
+        entry = self.entries[name]
+        dtype = _STORED.get(entry.dtype)
+        if dtype is None:
+            raise UnsupportedModel(f"{name} is stored as {entry.dtype}, which this engine does not run")
+        return self._view(entry.offset, entry.offset + entry.nbytes, dtype).view(entry.shape)
 
     def bind(self, owner: nn.Module, attribute: str, name: str) -> None:
         """Replace one parameter or buffer of a module by the view of the tensor of that name."""
         meta: torch.Tensor = getattr(owner, attribute)
         view = self.view(name, tuple(meta.shape), None if meta.is_floating_point() else meta.dtype)
-        if attribute in owner._parameters:
-            owner._parameters[attribute] = nn.Parameter(view, requires_grad=False)
-        else:
-            owner._buffers[attribute] = view
+        set_tensor(owner, attribute, view)
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self.entries:
+            raise UnsupportedModel(f"the checkpoint lacks {name}")
+        return self.entries[name]
 
     def _view(self, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
         raw = self._bytes[start:end]
@@ -105,6 +127,27 @@ class ImageViews:
             raise UnsupportedModel(f"{entry.name} has shape {entry.shape}, config.json implies {shape}")
         if entry.nbytes != prod(shape) * dtype.itemsize:
             raise UnsupportedModel(f"{entry.name} does not have the size that its shape and dtype imply")
+
+
+def check_names(wanted: Collection[str], found: Collection[str]) -> None:
+    """Compare the names of tensors, but for leftovers of older versions. Raises UnsupportedModel."""
+    if missing := set(wanted) - set(found):
+        raise UnsupportedModel(f"the checkpoint lacks {_listed(missing)}")
+    if extra := {name for name in set(found) - set(wanted) if not _LEFTOVERS.search(name)}:
+        raise UnsupportedModel(f"the checkpoint has tensors that the architecture lacks: {_listed(extra)}")
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def set_tensor(owner: nn.Module, attribute: str, tensor: torch.Tensor) -> None:
+    """Replace a parameter or buffer of a module."""
+    if attribute in owner._parameters:
+        owner._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        owner._buffers[attribute] = tensor
 
 
 def saved_tensors(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str]]:

@@ -1,6 +1,6 @@
 """The choice of layer implementation: fused modules or Hugging Face's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -11,7 +11,7 @@ from registry.images.manifest import TensorEntry
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _FUSED_IN_CHECKPOINT = frozenset({"Phi3ForCausalLM"})
-_FUSIBLE = _FUSED_IN_CHECKPOINT | {
+FUSIBLE = _FUSED_IN_CHECKPOINT | {
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -40,28 +40,34 @@ def choose_path(
     architecture: str,
     config: Any,
     entries: Mapping[str, TensorEntry],
-    layer_prefixes: Sequence[str],
+    layers: Iterable[int],
 ) -> PathChoice:
-    """Select the implementation for the layers with tensor prefixes `layer_prefixes`."""
+    """Select the implementation for these layers."""
     if wanted is LayerPath.HUGGING_FACE:
         return PathChoice(path=wanted, reason="it was requested")
-    obstacle = _obstacle(architecture, config, entries, layer_prefixes)
+    obstacle = _obstacle(architecture, config, entries, layers)
     if obstacle:
         return PathChoice(path=LayerPath.HUGGING_FACE, reason=obstacle)
     return PathChoice(path=LayerPath.FUSED, reason="q|k|v and gate|up are views of the image")
 
 
+def name_prefix(entries: Collection[str]) -> str:
+    """Return what the names of the Llama family's tensors begin with: "" for a bare base model."""
+    return "" if "embed_tokens.weight" in entries else "model."
+
+
 def _obstacle(
-    architecture: str, config: Any, entries: Mapping[str, TensorEntry], layer_prefixes: Sequence[str]
+    architecture: str, config: Any, entries: Mapping[str, TensorEntry], layers: Iterable[int]
 ) -> str:
     """Return why the fused modules cannot be used, "" if they can."""
-    if architecture not in _FUSIBLE:
+    if architecture not in FUSIBLE:
         return f"there are no fused modules for {architecture}"
     if config.hidden_act != "silu":
         return f"the fused modules compute SiLU, not {config.hidden_act}"
     if architecture in _FUSED_IN_CHECKPOINT:
         return ""
-    for prefix in layer_prefixes:
+    for index in layers:
+        prefix = f"{name_prefix(entries)}layers.{index}."
         for modules in (QKV, GATE_UP):
             for kind in ("weight", "bias"):
                 names = [f"{prefix}{module}.{kind}" for module in modules]

@@ -1,11 +1,9 @@
 """The executor of a pipeline stage: a contiguous range of layers over a step's ragged batch."""
 
 import torch
-import torch.nn.functional as F
 
 from invoker.engine.kv.cache import KvPool
 from invoker.engine.layout import AttentionMetadata, StepLayout
-from invoker.engine.projection import project
 from invoker.engine.weights import BoundStage
 
 
@@ -27,7 +25,7 @@ class StageExecutor:
 
     @property
     def has_head(self) -> bool:
-        return self.bound.head is not None
+        return self.bound.has_head
 
     @torch.inference_mode()
     def forward(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
@@ -35,33 +33,15 @@ class StageExecutor:
 
         The stage with the last layer returns only the rows that yield a next token, normed.
         """
-        hidden = self.bound.layers.run(self._embed(inputs, layout), layout, self.pool)
-        if self.bound.norm is None:
-            return hidden
-        if len(layout.logit_rows) != layout.tokens:
-            hidden = hidden.index_select(0, layout.logit_rows)
-        return self._norm(hidden)
+        return self.bound.model.run(inputs, layout, self.pool, layout.logit_rows)
 
     @torch.inference_mode()
     def decode(self, inputs: torch.Tensor, step: AttentionMetadata) -> torch.Tensor:
         """Return the logits after each token id of `inputs`, `[tokens]`: for a stage with the whole model."""
-        return self.finish(self._norm(self.bound.layers.run(self._embed(inputs, step), step, self.pool)))
+        return self.finish(self.bound.model.run(inputs, step, self.pool, None))
 
     @torch.inference_mode()
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits `[rows, vocabulary]` for rows of the last stage."""
-        assert self.bound.head is not None, f"{self!r} has no head"
-        return project(hidden, self.bound.head)
-
-    def _norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        assert self.bound.norm is not None, f"{self!r} has not the last layer"
-        normed: torch.Tensor = self.bound.norm(hidden)
-        return normed
-
-    def _embed(self, inputs: torch.Tensor, step: AttentionMetadata) -> torch.Tensor:
-        if self.bound.embedding is None:
-            return inputs
-        hidden = F.embedding(inputs, self.bound.embedding)
-        if self.bound.positions is not None:
-            hidden = hidden + F.embedding(step.positions, self.bound.positions)
-        return hidden
+        assert self.has_head, f"{self!r} has no head"
+        return self.bound.model.logits(hidden)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from invoker.engine.contract import DeviceRegion, ModelSpec
+from invoker.engine.decoder_models import Geometry
 from invoker.engine.device_memory import kv_memory
-from invoker.engine.families import Geometry
 from invoker.engine.kv.cache import KvPool, pages_for
 from invoker.engine.kv.pages import OutOfPages, PageAllocator
 from invoker.engine.kv.slices import KvSlice, export_kv
@@ -61,7 +61,7 @@ class StageEngine:
         bound = bind(spec, region, path)
         self.geometry: Geometry = bound.geometry
         self.layers = (bound.first, bound.last)
-        self.has_head = bound.head is not None
+        self.has_head = bound.has_head
         self.facts = StageFacts(
             row_dtype=bound.dtype,
             row_items=bound.geometry.hidden,

@@ -1,39 +1,53 @@
-"""Binding: decoder layers with weights that are views into a model image."""
+"""Binding: the layers of a stage with weights that are views into a model image."""
 
+import functools
+import json
 import logging
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import torch
-from torch import nn
 
-from invoker.engine.attention import ATTENTION
+from invoker.engine.attention import ScoreRule
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
-from invoker.engine.families import Family, Geometry, family_of, geometry_of, parse_config
+from invoker.engine.decoder_models import Geometry, decoder_config, longest_of, model_without_weights
 from invoker.engine.fused_weights import bind_fused
-from invoker.engine.hf_layers import HuggingFaceLayers
-from invoker.engine.image_views import ImageViews, saved_tensors
+from invoker.engine.image_ranges import layer_byte_ranges
+from invoker.engine.image_views import ImageViews, saved_tensors, set_tensor
 from invoker.engine.kv.cache import KvPool
+from invoker.engine.layer_range import LayerRange, Probed, layer_index
 from invoker.engine.layout import AttentionMetadata
-from invoker.engine.paths import LayerPath, choose_path
+from invoker.engine.paths import FUSIBLE, LayerPath, choose_path
+from invoker.engine.tensor_sources import TensorSources
+from registry.images.manifest import TensorEntry
 
 logger = logging.getLogger(__name__)
 
 
-class LayerStack(Protocol):
-    """Layers of a decoder that run one after the other."""
+class StageModel(Protocol):
+    """The part of a decoder that a stage runs."""
 
-    def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
-        """Run hidden states, `[tokens, hidden]`, through the layers; K and V go to the pool's layers."""
+    def run(
+        self, inputs: torch.Tensor, step: AttentionMetadata, pool: KvPool, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return hidden states, `[tokens, hidden]`; K and V go to the pool's layers.
+
+        `inputs` are token ids, `[tokens]`, if the stage has layer 0, else hidden states. Behind the last
+        layer they are normed, and only `rows` are returned (None: all).
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits, `[rows, vocabulary]`, for rows of the last stage: if the stage has the head."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundStage:
-    """The layers `[first, last)` with weights bound, and the ends of the model that this stage runs.
+    """The layers `[first, last)` with weights bound.
 
-    `embedding` (and `positions`) are set if the stage has layer 0, and `norm` if it has the last one. `head`
-    is set where it runs: an untied one on the last stage, a tied one on the first.
+    `has_head` is set where the head runs: an untied one on the last stage, a tied one on the first.
     """
 
     geometry: Geometry
@@ -42,146 +56,163 @@ class BoundStage:
     first: int
     last: int
     path: LayerPath
-    layers: LayerStack
-    embedding: torch.Tensor | None = None
-    positions: torch.Tensor | None = None
-    norm: nn.Module | None = None
-    head: torch.Tensor | None = None
+    model: StageModel
+    has_head: bool
 
 
 def bind(spec: ModelSpec, region: DeviceRegion, path: LayerPath = LayerPath.AUTO) -> BoundStage:
     """Build the layers of `spec` with views of `region` as weights, on the fused path where it applies.
 
-    Nothing is copied and no weight memory is allocated. Bytes of layers outside the range are never read, so
-    they need not have arrived. Raises UnsupportedModel.
+    No weight memory is allocated but for what cannot be a view. Bytes of layers outside the range are never
+    read, so they need not have arrived. Raises UnsupportedModel.
     """
-    family = family_of(spec.manifest.architecture)
-    config = parse_config(family.config, spec.config)
-    config._attn_implementation = ATTENTION
-    geometry = geometry_of(config)
-    first, last = spec.layers or (0, geometry.layers)
-    if not 0 <= first < last <= geometry.layers:
-        raise UnsupportedModel(f"layers [{first}, {last}) of a model with {geometry.layers}")
-
+    architecture, tied = spec.manifest.architecture, spec.manifest.tied_head
+    config = decoder_config(architecture, spec.config)
+    layers = config.num_hidden_layers
+    first, last = spec.layers or (0, layers)
+    if not 0 <= first < last <= layers:
+        raise UnsupportedModel(f"layers [{first}, {last}) of a model with {layers}")
     views = ImageViews(spec, region)
-    prefix = _prefix(family, views.names)
-    with torch.device("meta"):
-        sample = family.layer(config, first)
-    _check_names(_expected(family, geometry, prefix, spec.manifest.tied_head, sample), views.names)
-
-    layers, chosen = _bind_layers(spec, views, family, config, prefix, first, last, path)
-    bound = BoundStage(
+    geometry = geometry_of(architecture, spec.config)
+    choice = choose_path(path, architecture, config, views.entries, range(first, last))
+    logger.info("layers [%s, %s): path %s: %s", first, last, choice.path, choice.reason)
+    model: StageModel
+    if choice.path is LayerPath.FUSED:
+        model = bind_fused(views, config, geometry, first, last, tied=tied)
+    else:
+        model = _bind_range(spec, views, config, first, last)
+    return BoundStage(
         geometry=geometry,
         dtype=views.dtype,
         device=views.device,
         first=first,
         last=last,
-        path=chosen,
-        layers=layers,
+        path=choice.path,
+        model=model,
+        has_head=first == 0 if tied else last == layers,
     )
-    return _with_ends(bound, views, family, config, prefix, tied=spec.manifest.tied_head)
 
 
-def _bind_layers(
-    spec: ModelSpec,
-    views: ImageViews,
-    family: Family,
-    config: Any,
-    prefix: str,
-    first: int,
-    last: int,
-    path: LayerPath,
-) -> tuple[LayerStack, LayerPath]:
-    """Return the layers `[first, last)` bound to the image, and their implementation."""
-    layers_prefix = f"{prefix}{family.layers}."
-    choice = choose_path(
-        path,
-        spec.manifest.architecture,
-        config,
-        views.entries,
-        [f"{layers_prefix}{index}." for index in range(first, last)],
+class _BoundRange:
+    """The StageModel of a LayerRange; `copies` are made when the first step runs, as all bytes are here."""
+
+    def __init__(self, layers: LayerRange, copies: list[Callable[[], None]]) -> None:
+        self.layers = layers
+        self._copies = copies
+
+    def run(
+        self, inputs: torch.Tensor, step: AttentionMetadata, pool: KvPool, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        while self._copies:
+            self._copies.pop()()
+        hidden = self.layers.run(inputs, step, pool)
+        ends = self.layers.last == self.layers.model.config.num_hidden_layers
+        return hidden.index_select(0, rows) if ends and rows is not None else hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.layers.logits(hidden)
+
+
+def _bind_range(spec: ModelSpec, views: ImageViews, config: Any, first: int, last: int) -> StageModel:
+    manifest = spec.manifest
+    model = model_without_weights(manifest.architecture, config, views.dtype)
+    tensors = list(saved_tensors(model))
+    sources = TensorSources(model, views.names, tied=manifest.tied_head)
+    head = model.get_output_embeddings()
+    layers = LayerRange(model, first, last, views.device)
+    in_front = _probe(manifest.architecture, _key(spec.config)).in_front
+    arrived = layer_byte_ranges(manifest, first, last)
+    copies: list[Callable[[], None]] = []
+    for owner, attribute, target in tensors:
+        index = layer_index(layers.layers_name, target)
+        if index is not None:
+            runs = first <= index < last
+        elif owner is head:
+            runs = first == 0 if manifest.tied_head else last == config.num_hidden_layers
+        elif target.rpartition(".")[0] in in_front:
+            runs = first == 0
+            if not runs:  # it runs nevertheless, without effect
+                meta = getattr(owner, attribute)
+                nothing = torch.zeros(1, dtype=meta.dtype, device=views.device)
+                set_tensor(owner, attribute, nothing.expand(meta.shape))
+        else:
+            runs = last == config.num_hidden_layers
+        if not runs:
+            continue
+        for name in sources.names_of(target):
+            if not _lies_in(views.entries[name], arrived):
+                raise UnsupportedModel(f"{name} does not lie in the bytes of layers [{first}, {last})")
+        late = sources.bind(owner, attribute, target, views)
+        copies += [late] if late is not None else []
+    if copies:
+        logger.warning(
+            "%d tensors of %s are copied: they cannot be views", len(copies), manifest.architecture
+        )
+    return _BoundRange(layers, copies)
+
+
+def _lies_in(entry: TensorEntry, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(start <= entry.offset and entry.offset + entry.nbytes <= end for start, end in ranges)
+
+
+def geometry_of(architecture: str, raw: Mapping[str, object]) -> Geometry:
+    """Return the sizes of a decoder. Raises UnsupportedModel."""
+    config = decoder_config(architecture, raw)
+    heads = config.num_attention_heads
+    if architecture in FUSIBLE:
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    else:
+        probe = _probe(architecture, _key(raw))
+        kv_heads, head_dim = probe.kv_heads, probe.head_dim
+    return Geometry(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=config.vocab_size,
+        longest=longest_of(config),
     )
-    logger.info("layers [%s, %s): path %s: %s", first, last, choice.path, choice.reason)
-    # Built on a real device: its frequencies are in no checkpoint, so on meta they would stay empty.
-    rotary = family.rotary(config).to(views.device) if family.rotary is not None else None
-    if choice.path is LayerPath.FUSED:
-        assert rotary is not None
-        return bind_fused(views, family, config, rotary, layers_prefix, first, last), choice.path
-    return _bind_modules(views, family, config, rotary, layers_prefix, first, last), choice.path
 
 
-def _with_ends(
-    bound: BoundStage, views: ImageViews, family: Family, config: Any, prefix: str, *, tied: bool
-) -> BoundStage:
-    """Bind the ends of the model that a stage runs.
+class _ProbePlace:
+    """An AttentionPlace that takes the sizes of keys and values, and ends the run."""
 
-    The stage with the first layer has the embeddings and a tied head, that with the last layer the norm and
-    an untied head.
-    """
+    kv_heads = 0
+    head_dim = 0
 
-    def view(part: str, rows: int) -> torch.Tensor:
-        return views.view(f"{prefix}{part}.weight", (rows, config.hidden_size))
-
-    if bound.first == 0:
-        embedding = view(family.embedding, config.vocab_size)
-        positions = view(family.positions, config.max_position_embeddings) if family.positions else None
-        bound = replace(bound, embedding=embedding, positions=positions, head=embedding if tied else None)
-    if bound.last == bound.geometry.layers:
-        with torch.device("meta"):
-            norm = family.norm(config.hidden_size, eps=getattr(config, family.norm_eps))
-        views.assign(norm, f"{prefix}{family.final_norm}.")
-        bound = replace(bound, norm=norm)
-        if not tied:
-            head = views.view(f"{family.head}.weight", (config.vocab_size, config.hidden_size))
-            bound = replace(bound, head=head)
-    return bound
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+        rule: ScoreRule | None,
+    ) -> NoReturn:
+        self.kv_heads, self.head_dim = key.shape[1], max(key.shape[-1], value.shape[-1])
+        raise Probed
 
 
-def _bind_modules(
-    views: ImageViews,
-    family: Family,
-    config: Any,
-    rotary: nn.Module | None,
-    prefix: str,
-    first: int,
-    last: int,
-) -> HuggingFaceLayers:
-    with torch.device("meta"):
-        layers = [family.layer(config, index) for index in range(first, last)]
-    for index, layer in zip(range(first, last), layers, strict=True):
-        views.assign(layer, f"{prefix}{index}.")
-    return HuggingFaceLayers(layers, rotary, first)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """What only a run shows: the sizes of keys and values, and the modules in front of the layers."""
+
+    kv_heads: int
+    head_dim: int
+    in_front: frozenset[str]
 
 
-def _prefix(family: Family, names: frozenset[str]) -> str:
-    bare = f"{family.embedding}.weight" in names
-    return "" if bare else family.prefix
+def _key(raw: Mapping[str, object]) -> str:
+    return json.dumps(raw, sort_keys=True, default=repr)
 
 
-def _expected(family: Family, geometry: Geometry, prefix: str, tied: bool, layer: nn.Module) -> set[str]:
-    """Return the names of the whole model's tensors: all layers are alike."""
-    of_layer = [name for _, _, name in saved_tensors(layer)]
-    names = {f"{prefix}{family.layers}.{i}.{name}" for i in range(geometry.layers) for name in of_layer}
-    names.add(f"{prefix}{family.embedding}.weight")
-    names.add(f"{prefix}{family.final_norm}.weight")
-    if family.norm is nn.LayerNorm:
-        names.add(f"{prefix}{family.final_norm}.bias")
-    if family.positions:
-        names.add(f"{prefix}{family.positions}.weight")
-    if not tied:
-        names.add(f"{family.head}.weight")
-    return names
-
-
-def _check_names(wanted: set[str], found: frozenset[str]) -> None:
-    missing = sorted(wanted - found)
-    extra = sorted(found - wanted)
-    if missing:
-        raise UnsupportedModel(f"the checkpoint lacks {_listed(missing)}")
-    if extra:
-        raise UnsupportedModel(f"the checkpoint has tensors that the architecture lacks: {_listed(extra)}")
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:8])
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"
+@functools.lru_cache(maxsize=64)
+def _probe(architecture: str, raw: str) -> _Probe:
+    config = decoder_config(architecture, json.loads(raw))
+    model = model_without_weights(architecture, config, torch.float32)
+    place = _ProbePlace()
+    in_front = LayerRange(model, 0, 1, torch.device("meta")).probe(place)
+    if not place.kv_heads:
+        raise UnsupportedModel(f"the first layer of {architecture} has no attention")
+    return _Probe(kv_heads=place.kv_heads, head_dim=place.head_dim, in_front=in_front)

@@ -1,15 +1,16 @@
-"""Model images: packing of a checkpoint into one byte range, its manifest, and the content-addressed store.
+"""Model images: packing of a checkpoint into one file, its manifest, and the content-addressed store.
 
-- `architectures`: the supported architectures: tasks and tensors
+- `architectures`: the architectures: tasks, and the tensors of encoders
 - `assets`: the small files of a model
 - `codec`: manifests as JSON
 - `digests`: digests, marker file and running hashes, shared by the stores
 - `dtype_names`, `dtypes`: element types and their conversion
 - `fsspec_store`: a blob store behind an fsspec URL
-- `layer_tensors`: the tensor names of each family, in execution order
-- `layout`: the offsets of tensors in an image
+- `layer_tensors`: the tensor names of each family of encoders, in execution order
+- `layout`: the header of an image, and the offsets of its tensors
 - `local_reader`, `local_store`: a blob store in a local folder
 - `manifest`: the manifest of an image
+- `order`: the execution order of a decoder's tensors, from their names
 - `pack`: hashing of a planned image, and writing it to a folder
 - `page_cache`: the residency of a file in the page cache
 - `plan`: a virtual image over checkpoint files

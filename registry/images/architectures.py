@@ -1,4 +1,4 @@
-"""The supported architectures: the task of each, and its required and optional tensors."""
+"""The architectures: the task of each, and the tensors of encoders; decoders need no table."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -11,18 +11,14 @@ from registry.images.layer_tensors import (
     LayerTensors,
     bert_parts,
     clip_parts,
+    count,
     distilbert_parts,
-    gpt2_parts,
-    llama_parts,
-    mistral_parts,
     mpnet_parts,
-    phi3_parts,
-    qwen2_parts,
-    qwen3_parts,
     resnet_parts,
     section,
     vit_parts,
 )
+from registry.images.order import HEAD_NAMES, decoder_parts
 from registry.images.safetensors_file import load_json_object
 from registry.records.function import FunctionTask
 
@@ -35,27 +31,24 @@ _PHI3_ORIGINAL = 4096  # the default of a Phi-3 config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One row of the table.
+    """One row of the table, or a decoder (`parts` is None).
 
     `prefixes` are the prefixes that the base model's names may have, most likely first; `anchor` is a name
-    (without prefix) that every checkpoint has, by which its prefix is detected. `head` is the output matrix
-    that may be tied to `anchor`, None if the family has none. `ignored` matches names that are known and not
-    needed: leftovers of older versions and heads of other tasks.
+    (without prefix) that every checkpoint has, by which its prefix is detected. `ignored` matches names that
+    are known and not needed: leftovers of older versions and heads of other tasks.
     """
 
     name: str
     model_type: str
     task: FunctionTask
-    parts: Callable[[Config, str], list[LayerTensors]]
-    prefixes: tuple[str, ...]
-    anchor: str
+    parts: Callable[[Config, str], list[LayerTensors]] | None = None
+    prefixes: tuple[str, ...] = ()
+    anchor: str = ""
     context_key: str | None = None
     context_default: int = 0
     aliases: tuple[str, ...] = ()
     context_section: str | None = None
     positions_before_first: Callable[[Config], int] | None = None
-    head: str | None = None
-    tied_by_default: bool = False
     ignored: re.Pattern[str] = re.compile(r"(?!)")
 
 
@@ -97,25 +90,6 @@ _TASK_HEADS = (
 _POSITION_IDS = r"(\w+\.)?embeddings\.(position|token_type)_ids$"
 
 
-def _llama(
-    name: str, model_type: str, parts: Callable[[Config, str], list[LayerTensors]], context: int
-) -> Architecture:
-    return Architecture(
-        name=name,
-        model_type=model_type,
-        task=FunctionTask.GENERATE,
-        parts=parts,
-        prefixes=("model.",),
-        anchor="embed_tokens.weight",
-        context_key="max_position_embeddings",
-        context_default=context,
-        head="lm_head.weight",
-        ignored=re.compile(
-            r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)$"
-        ),
-    )
-
-
 def _bert(
     base: str,
     model_type: str,
@@ -146,25 +120,6 @@ def _after_padding(config: Config) -> int:
 
 
 TABLE: tuple[Architecture, ...] = (
-    _llama("LlamaForCausalLM", "llama", llama_parts, 2048),
-    _llama("Qwen2ForCausalLM", "qwen2", qwen2_parts, 32768),
-    _llama("Qwen3ForCausalLM", "qwen3", qwen3_parts, 32768),
-    _llama("MistralForCausalLM", "mistral", mistral_parts, 131072),
-    _llama("Phi3ForCausalLM", "phi3", phi3_parts, 4096),
-    Architecture(
-        name="GPT2LMHeadModel",
-        model_type="gpt2",
-        task=FunctionTask.GENERATE,
-        parts=gpt2_parts,
-        prefixes=("transformer.", ""),
-        anchor="wte.weight",
-        aliases=("GPT2Model",),
-        context_key="n_positions",
-        context_default=1024,
-        head="lm_head.weight",
-        tied_by_default=True,
-        ignored=re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)$"),
-    ),
     _bert("BertModel", "bert", "bert", bert_parts),
     _bert("RobertaModel", "roberta", "roberta", bert_parts, _after_padding),
     _bert("XLMRobertaModel", "xlm-roberta", "roberta", bert_parts, _after_padding),
@@ -201,6 +156,24 @@ TABLE: tuple[Architecture, ...] = (
     ),
 )
 
+_DECODER = re.compile(r"[A-Za-z0-9_]{1,80}(ForCausalLM|LMHeadModel)")
+# Older checkpoints without the name of their architecture, and one that is published without its head.
+_UNNAMED_DECODERS = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_BARE_DECODERS = {"GPT2Model": "GPT2LMHeadModel"}
+_TIED_BY_DEFAULT = ("gpt2",)
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_CONTEXT_DEFAULT = 2048
+_LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_LEFTOVERS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.(attn|attention)\.(masked_)?bias$")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings)\.weight$")
+
 _BY_NAME = {name: row for row in TABLE for name in (row.name, *row.aliases)}
 _BY_MODEL_TYPE = {row.model_type: row for row in TABLE}
 
@@ -215,18 +188,28 @@ def architecture_of(config: Config) -> Architecture:
     names = config.get("architectures")
     model_type = config.get("model_type")
     first = names[0] if isinstance(names, list) and names else None
-    if first is None:
-        row = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
-    else:
-        row = _BY_NAME.get(first) if isinstance(first, str) else None
+    row = None
+    if first is None and isinstance(model_type, str):
+        row = _BY_MODEL_TYPE.get(model_type) or _decoder(_UNNAMED_DECODERS.get(model_type, ""), model_type)
+    elif isinstance(first, str):
+        row = _BY_NAME.get(first) or _decoder(_BARE_DECODERS.get(first, first), model_type)
     if row is None:
         raise CheckpointError(
-            f"unsupported architecture {first or model_type!r}: use one of "
+            f"unsupported architecture {first or model_type!r}: use a decoder (…ForCausalLM), or one of "
             + ", ".join(sorted(row.name for row in TABLE))
         )
     if config.get("quantization_config") is not None:
         raise CheckpointError("quantized checkpoints are not supported: save the model in bfloat16 instead")
     return row
+
+
+def _decoder(name: str, model_type: object) -> Architecture | None:
+    """Return the architecture of a decoder of that name, None unless it is one by its name."""
+    if not _DECODER.fullmatch(name):
+        return None
+    unnamed = next((kind for kind, known in _UNNAMED_DECODERS.items() if known == name), "")
+    kind = model_type if isinstance(model_type, str) else unnamed
+    return Architecture(name=name, model_type=kind, task=FunctionTask.GENERATE)
 
 
 def dropped_head(config: Config) -> str | None:
@@ -247,12 +230,13 @@ def task_of(config: Config) -> FunctionTask:
 def context_length_of(config: Config) -> int:
     """Return the longest usable context in tokens, 0 for models that read no text."""
     row = architecture_of(config)
-    if row.context_key is None:
+    if row.parts is not None and row.context_key is None:
         return 0
     source = section(config, row.context_section) if row.context_section else config
-    positions = source.get(row.context_key, row.context_default)
+    key = row.context_key or next((key for key in _CONTEXT_KEYS if key in source), _CONTEXT_KEYS[0])
+    positions = source.get(key, row.context_default or _CONTEXT_DEFAULT)
     if type(positions) is not int or not 0 < positions <= MAX_CONTEXT:
-        raise CheckpointError(f"config.json: {row.context_key} must be a positive integer, not {positions!r}")
+        raise CheckpointError(f"config.json: {key} must be a positive integer, not {positions!r}")
     longest = min(positions, _stretched_from(config) or positions)
     return max(1, longest - (row.positions_before_first(config) if row.positions_before_first else 0))
 
@@ -281,15 +265,14 @@ def arrange(config: Config, names: Collection[str]) -> Arrangement:
     Raises CheckpointError for a missing or an unknown tensor.
     """
     row = architecture_of(config)
+    if row.parts is None:
+        return _arrange_decoder(row, config, names)
     prefix = next((prefix for prefix in row.prefixes if prefix + row.anchor in names), None)
     if prefix is None:
         raise CheckpointError(f"{row.name}: tensor {row.prefixes[0] + row.anchor!r} is missing")
     expected = row.parts(config, prefix)
-    has_head = row.head is not None and row.head in names
-    wants_tied = bool(config.get("tie_word_embeddings", row.tied_by_default))
-    tied = row.head is not None and not has_head
     layers = sum(part.kind == "layer" for part in expected)
-    parts = tuple(_present(part, names, row.head if tied else None, layers, row.name) for part in expected)
+    parts = tuple(_present(part, names, layers, row.name) for part in expected)
     used = {name for part in parts for name in part.names}
     dropped = sorted(name for name in names if name not in used and row.ignored.match(name))
     _check_nothing_left(row, prefix, layers, set(names) - used - set(dropped))
@@ -297,15 +280,33 @@ def arrange(config: Config, names: Collection[str]) -> Arrangement:
         architecture=row,
         parts=parts,
         dropped=tuple(dropped),
-        tied_head=tied,
+        tied_head=False,
         embedding=prefix + row.anchor,
-        head_to_compare=row.head if has_head and wants_tied else None,
     )
 
 
-def _present(
-    part: LayerTensors, names: Collection[str], absent: str | None, layers: int, row: str
-) -> LayerTensors:
+def _arrange_decoder(row: Architecture, config: Config, names: Collection[str]) -> Arrangement:
+    dropped = sorted(name for name in names if _LEFTOVERS.search(name))
+    parts = decoder_parts(row.name, set(names) - set(dropped))
+    found = sum(part.kind == "layer" for part in parts)
+    key = next((key for key in _LAYER_KEYS if key in config), _LAYER_KEYS[0])
+    wanted = count(config, key, found)
+    if found < wanted:
+        raise CheckpointError(f"{row.name}: layer {found} of {wanted} has no tensors")
+    head = next((name for name in HEAD_NAMES if name in names), None)
+    embedding = next((name for name in parts[0].names if _EMBEDDING.search(name)), "")
+    tied = bool(config.get("tie_word_embeddings", row.model_type in _TIED_BY_DEFAULT))
+    return Arrangement(
+        architecture=row,
+        parts=parts,
+        dropped=tuple(dropped),
+        tied_head=head is None,
+        embedding=embedding,
+        head_to_compare=head if tied and embedding else None,
+    )
+
+
+def _present(part: LayerTensors, names: Collection[str], layers: int, row: str) -> LayerTensors:
     """Return the part with the names that the checkpoint has. Raises CheckpointError for a missing one."""
     found: list[str] = []
     missing: list[str] = []
@@ -313,7 +314,7 @@ def _present(
         bare = name.removesuffix("?")
         if (actual := _spelling(bare, names)) is not None:
             found.append(actual)
-        elif bare == name and name != absent:
+        elif bare == name:
             missing.append(name)
     if missing and not found and part.kind == "layer":
         place = f" of {part.tower}" if part.tower else f" of {layers}"

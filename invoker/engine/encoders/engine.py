@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
+from invoker.engine.decoder_models import parse_config
 from invoker.engine.encoders.batches import (
     EncoderBatch,
     InvalidInput,
@@ -17,7 +18,6 @@ from invoker.engine.encoders.batches import (
 )
 from invoker.engine.encoders.towers import ENCODERS, Carry, EncoderFamily, EncoderInputs, Tower
 from invoker.engine.encoders.weights import bind
-from invoker.engine.families import parse_config
 from registry.images.manifest import LayerSpan, Manifest
 
 

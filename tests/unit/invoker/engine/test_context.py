@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from invoker.engine.contract import UnsupportedModel
-from invoker.engine.families import family_of, geometry_of, parse_config
+from invoker.engine.decoder_models import decoder_config, longest_of
 from registry.images.architectures import context_length_of
 
 FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
@@ -44,10 +44,10 @@ def test_the_gateway_and_the_engine_agree(architecture: str, model_type: str) ->
         if original is not None:
             config["original_max_position_embeddings"] = original
         try:
-            geometry = geometry_of(parse_config(family_of(architecture).config, config))
+            engine_longest = longest_of(decoder_config(architecture, config))
         except UnsupportedModel:
             continue
-        assert context_length_of(config) == geometry.longest, (rope, original, longest)
+        assert context_length_of(config) == engine_longest, (rope, original, longest)
         compared += 1
     assert compared >= 12
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from invoker.engine.contract import ModelSpec, OutOfKvCache, UnsupportedModel
-from invoker.engine.families import FAMILIES, geometry_of, parse_config
-from invoker.engine.fused import FusedLayers
+from invoker.engine.decoder_models import decoder_config, longest_of
+from invoker.engine.fused_weights import FusedStage
 from invoker.engine.kv.cache import KvPool, KvShape
 from invoker.engine.layout import StepLayout, build_layout, group_by_length
 from invoker.engine.paths import LayerPath
@@ -27,15 +27,15 @@ PAGES = 24
 
 
 def _tensors(bound: BoundStage) -> Iterator[torch.Tensor]:
-    for layer in bound.layers._layers:  # type: ignore[attr-defined]
-        if isinstance(layer, torch.nn.Module):
-            yield from (*layer.parameters(), *layer.buffers())
-        else:
+    if isinstance(bound.model, FusedStage):
+        for layer in bound.model.layers._layers:
             values = (getattr(layer, each.name) for each in fields(layer))
             yield from (value for value in values if isinstance(value, torch.Tensor))
-    if bound.norm is not None:
-        yield from bound.norm.parameters()
-    yield from (t for t in (bound.embedding, bound.positions, bound.head) if t is not None)
+        ends = (bound.model.embedding, bound.model.norm, bound.model.head)
+        yield from (tensor for tensor in ends if tensor is not None)
+    else:
+        layers = bound.model.layers  # type: ignore[attr-defined]
+        yield from (*layers._base.parameters(), *layers.model.parameters())
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS_AND_PATHS)
@@ -54,11 +54,11 @@ def test_weights_are_views_of_the_region(kind: str, path: LayerPath) -> None:
 def test_frequencies_are_not_left_on_the_meta_device(kind: str, path: LayerPath) -> None:
     # They are in no checkpoint.
     spec, region, model = cached_image(kind)
-    layers = bind(spec, region, path).layers
-    if isinstance(layers, FusedLayers):
-        assert torch.equal(layers.shape.frequencies, model.model.rotary_emb.inv_freq)
+    bound = bind(spec, region, path).model
+    if isinstance(bound, FusedStage):
+        assert torch.equal(bound.layers.shape.frequencies, model.model.rotary_emb.inv_freq)
     elif kind != "gpt2":
-        assert torch.equal(layers.rotary.inv_freq, model.model.rotary_emb.inv_freq)
+        assert torch.equal(bound.layers._base.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)  # type: ignore[attr-defined]
 
 
 def test_the_fused_path_is_taken_where_it_applies(caplog: pytest.LogCaptureFixture) -> None:
@@ -263,7 +263,9 @@ def test_what_cannot_be_bound_is_named() -> None:
         "lacks tensors|architecture lacks": _config(spec, num_hidden_layers=3),
         "quantised": _config(spec, quantization_config={"bits": 4}),
         "config.json": _config(spec, hidden_size="big"),
-        "not a decoder": replace(spec, manifest=replace(spec.manifest, architecture="MambaForCausalLM")),
+        "model_type llama of config.json is not one of Mamba": replace(
+            spec, manifest=replace(spec.manifest, architecture="MambaForCausalLM")
+        ),
         r"layers \[2, 2\)": replace(spec, layers=(2, 2)),
         r"layers \[0, 9\)": replace(spec, layers=(0, 9)),
     }
@@ -288,4 +290,4 @@ def test_frequencies_that_depend_on_length_end_the_context() -> None:
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
     rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     raw = {**spec.config, "rope_parameters": rope, "original_max_position_embeddings": 128}
-    assert geometry_of(parse_config(FAMILIES["Phi3ForCausalLM"].config, raw)).longest == 128
+    assert longest_of(decoder_config("Phi3ForCausalLM", raw)) == 128

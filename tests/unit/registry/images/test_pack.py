@@ -105,9 +105,9 @@ def test_tensors_lie_in_the_order_of_execution(tmp_path: Path) -> None:
     plan = plan_checkpoint(write_checkpoint(tmp_path, llama_tensors(), llama_config()))
     layer = [
         "input_layernorm",
-        *(f"self_attn.{m}_proj" for m in "qkvo"),
+        *(f"mlp.{m}_proj" for m in ("down", "gate", "up")),
         "post_attention_layernorm",
-        *(f"mlp.{m}_proj" for m in ("gate", "up", "down")),
+        *(f"self_attn.{m}_proj" for m in "oqkv"),
     ]
     assert [entry.name.removesuffix(".weight") for entry in plan.layout.tensors] == [
         "model.embed_tokens",
@@ -299,14 +299,14 @@ def test_nothing_half_written_stays(tmp_path: Path) -> None:
 def test_a_disk_that_would_fill_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     # A sparse checkpoint, larger than most disks: nothing of it is ever read.
     elements = 1 << 41
-    tensors = llama_tensors(layers=0)
+    tensors = llama_tensors(layers=1)
     del tensors["lm_head.weight"]
     encoded = encode(tensors)
     header = json.loads(encoded[8 : 8 + int.from_bytes(encoded[:8], "little")])
     used = max(entry["data_offsets"][1] for entry in header.values())
     size = elements * 4
     header["lm_head.weight"] = {"dtype": "F32", "shape": [elements], "data_offsets": [used, used + size]}
-    folder = write_checkpoint(tmp_path / "checkpoint", tensors, llama_config(layers=0))
+    folder = write_checkpoint(tmp_path / "checkpoint", tensors, llama_config(layers=1))
     raw = json.dumps(header).encode()
     file = folder / "model.safetensors"
     file.write_bytes(len(raw).to_bytes(8, "little") + raw)
