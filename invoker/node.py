@@ -37,6 +37,7 @@ from registry.messages.live import HandOffCalls, LinkStage, OpenPipeline, OpenSt
 from registry.messages.node import (
     Acknowledged,
     CallsUsed,
+    CheckModel,
     Compute,
     DropImage,
     EndCalls,
@@ -175,6 +176,8 @@ class Node:
                 return self._stop(request)
             case WarmImage():
                 return self._warm(request)
+            case CheckModel():
+                return self._check(request)
             case DropImage():
                 return self._drop(request)
             case UnpinImage():
@@ -250,6 +253,10 @@ class Node:
         detail = f"image {image.image[:12]} from {arrival.source}"
         dependencies.rings.add(request.function, request.version, f"warmed {detail}")
         yield Acknowledged(detail=detail)
+
+    async def _check(self, request: CheckModel) -> AsyncGenerator[Reply, None]:
+        await self._dependencies.instances.check(request)
+        yield Acknowledged()
 
     async def _drop(self, request: DropImage) -> AsyncGenerator[Reply, None]:
         dependencies = self._dependencies

@@ -72,6 +72,7 @@ class FunctionAdmin:
         request_context(request.scope).set_version(draft)
         blobs = blobs_of(draft)
         self._collector.renew_pins(blobs)
+        await self._services.cluster.check_model(draft)
         await self._services.cluster.ensure_host_copy(draft)
         async with self._collector.exclusive() as lease:
             await self._check_blobs(draft)

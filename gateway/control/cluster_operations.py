@@ -15,7 +15,7 @@ from gateway.planning.image_sources import choose_sources, choose_warm
 from gateway.planning.placement import unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
 from rdmacast.aio.groups import cancel_and_discard
-from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, reason_of
+from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
 from registry.messages.node import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
 from registry.records.function import FunctionVersion
@@ -167,6 +167,35 @@ class ClusterControl:
             self._planner.on_prefetched(image, node)
         self._changes.notify_soon()
 
+    async def check_model(self, version: FunctionVersion) -> None:
+        if version.image is None:
+            return
+        await self._wait_for_node()
+        kinds = {node.device.partition(":")[0]: node.id for node in self._state_cache.usable_nodes()}
+        refusal = ""
+        for node in kinds.values():
+            try:
+                await self._calls.check(version, node)
+            except RemoteError as error:
+                if error.code != "unsupported_model":
+                    raise _start_failed(
+                        f"{version.function} could not be checked: {error.message}"
+                    ) from error
+                refusal = error.message
+            except ChannelError:
+                continue  # a node that is lost: what there is of the start fails later
+            else:
+                return
+        if refusal:
+            raise DispatchError("unsupported_model", refusal, status=422)
+
+    async def _wait_for_node(self) -> None:
+        await self._wait(
+            lambda: any(True for _ in self._state_cache.usable_nodes()),
+            "the cluster had no usable node",
+            limit_s=_NODE_WAIT_S,
+        )
+
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
         image = version.image
         if image is None:
@@ -176,11 +205,7 @@ class ClusterControl:
         for _ in range(_WARM_TRIES):
             if self._state_cache.holders(image, Tier.HOST):
                 return
-            await self._wait(
-                lambda: any(True for _ in self._state_cache.usable_nodes()),
-                "the cluster had no usable node",
-                limit_s=_NODE_WAIT_S,
-            )
+            await self._wait_for_node()
             # A node that is loading it already is preferred, since all gateways would choose the same new
             # node.
             nodes = [n for n in self._state_cache.usable_nodes() if n.id not in failed]

@@ -13,6 +13,7 @@ from gateway.planning.cast_publisher import CastPublisher
 from registry.config.function_secrets import SecretVault
 from registry.errors import ChannelClosed, ChannelError, InvalidRecord, NotFound, RegistryError, RemoteError
 from registry.messages.node import (
+    CheckModel,
     DropImage,
     GetStatus,
     ImageHolder,
@@ -148,6 +149,18 @@ class NodeCalls:
                             if reply.fraction > 0:
                                 arrival.started.set()
                             yield reply
+
+    async def check(self, version: FunctionVersion, node: str) -> None:
+        """Check that the node has an engine for the version. Raises RemoteError (`unsupported_model`)."""
+        image = await self._assets.image_ref(version, ())
+        if image is not None:
+            config = (await self._assets.files(version))["config.json"]
+            await self._call(
+                node,
+                CheckModel(
+                    image=image, config=config, dtype=version.dtype, context_length=version.context_length
+                ),
+            )
 
     async def unpin(self, image: str, node: str) -> None:
         """Unpin the host copy of the image."""

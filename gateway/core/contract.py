@@ -128,6 +128,10 @@ class ClusterOperations(Protocol):
         """Prefetch the current version into host memory; ends when all requested nodes hold it."""
         ...
 
+    async def check_model(self, version: FunctionVersion) -> None:
+        """Return if some node has an engine for the version. Raises DispatchError (unsupported_model)."""
+        ...
+
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
         """Return once some node's host memory holds the version's image. Raises DispatchError."""
         ...

@@ -140,6 +140,9 @@ class FakeCluster:
         for stage in self.stages:
             yield stage
 
+    async def check_model(self, version: FunctionVersion) -> None:
+        self._ask("check_model", version.function, version.version)
+
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
         self._ask("ensure_host_copy", version.function, version.version)
         await self.refresh()

@@ -22,6 +22,7 @@ from registry.messages.node import (
     Array,
     Arrays,
     CallsUsed,
+    CheckModel,
     Compute,
     DropImage,
     EndCalls,
@@ -130,6 +131,7 @@ class FakeNode:
         self._ttl_s = ttl_s
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
+        self.refusals: dict[str, str] = {}  # of images that no engine here can run
         self._record = _record(id_, **facts)
 
     @property
@@ -206,6 +208,10 @@ class FakeNode:
                 await self.hold(image.image, Tier.HOST, image.nbytes)
                 if request.pin:
                     await self._mark(image.image, pinned=True)
+                await send(Acknowledged())
+            case CheckModel(image=image):
+                if refusal := self.refusals.get(image.image):
+                    raise RemoteError("unsupported_model", refusal)
                 await send(Acknowledged())
             case UnpinImage(image=digest):
                 await self._mark(digest, pinned=False)

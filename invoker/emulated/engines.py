@@ -57,6 +57,10 @@ class EmulatedEngineFactory:
             max_sequences=max_sequences_for(max_concurrency),
         )
 
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UnsupportedModel unless the model can be emulated on this device."""
+        self._check_spans(spec, self._profile(spec))
+
     def binds_early(self, spec: ModelSpec) -> bool:
         """Return False: the arrived bytes are checked when an engine is made."""
         return False
@@ -77,10 +81,13 @@ class EmulatedEngineFactory:
             raise UnsupportedModel(str(error)) from error
 
     def _check(self, spec: ModelSpec, region: DeviceRegion, profile: Profile) -> None:
-        if spec.manifest.layers != profile.spans:
-            raise UnsupportedModel(f"the image does not match {spec.manifest.architecture}")
+        self._check_spans(spec, profile)
         assert region.buffer is not None
         check_arrived(spec.manifest, region.buffer, *self._layers(spec, profile))
+
+    def _check_spans(self, spec: ModelSpec, profile: Profile) -> None:
+        if spec.manifest.layers != profile.spans:
+            raise UnsupportedModel(f"the image does not match {spec.manifest.architecture}")
 
     def _layers(self, spec: ModelSpec, profile: Profile) -> tuple[int, int]:
         return spec.layers or (0, profile.model.layers)

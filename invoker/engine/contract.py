@@ -21,9 +21,9 @@ class EngineError(Exception):
 
 
 class UnsupportedModel(EngineError):
-    """The engine cannot run the architecture."""
+    """The engine cannot run the model."""
 
-    code = "start_failed"
+    code = "unsupported_model"
 
 
 class OutOfKvCache(EngineError):

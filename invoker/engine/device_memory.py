@@ -27,6 +27,8 @@ def kv_memory(kv: DeviceRegion | int, device: torch.device) -> torch.Tensor:
 
 def region_bytes(region: DeviceRegion) -> torch.Tensor:
     """Return the whole region as a flat uint8 tensor, a view."""
+    if region.device == "meta":
+        return torch.empty(region.nbytes, dtype=torch.uint8, device="meta")
     if region.buffer is not None:
         return torch.frombuffer(region.buffer, dtype=torch.uint8, count=region.nbytes)
     return torch.as_tensor(_CudaBytes(region), device=torch.device(region.device))

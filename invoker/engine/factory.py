@@ -1,6 +1,7 @@
 """Engine factories: the seam between a node and model execution, and the torch implementation."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from invoker.engine.contract import (
@@ -18,7 +19,7 @@ from invoker.engine.kv.budget import TYPICAL_TOKENS
 from invoker.engine.kv.cache import pages_for
 from invoker.engine.stage_contract import Stage
 from invoker.engine.stage_engine import StageEngine
-from invoker.engine.weights import geometry_of
+from invoker.engine.weights import bind, geometry_of
 from registry.config.emulation import is_emulated
 
 MIN_SEQUENCES = 64
@@ -43,6 +44,10 @@ class EngineFactory(Protocol):
         self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
     ) -> GenerateEngine | ComputeEngine: ...
 
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UnsupportedModel if there is no engine for the model; no bytes of the image are read."""
+        ...
+
     def binds_early(self, spec: ModelSpec) -> bool:
         """Return whether `make` reads no bytes of the image, so that it may be called before they arrive."""
         ...
@@ -50,6 +55,16 @@ class EngineFactory(Protocol):
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
         """Return the stage of the layers `spec.layers`; only their bytes must have arrived in the region."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NoMemory:
+    """A DeviceRegion without memory, on torch's meta device."""
+
+    nbytes: int
+    pointer: int = 0
+    device: str = "meta"
+    buffer: memoryview | None = None
 
 
 class TorchEngineFactory:
@@ -74,6 +89,13 @@ class TorchEngineFactory:
             return EncoderEngine(spec, region, region.device)
         sequences = max_sequences_for(max_concurrency)
         return DecoderEngine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
+
+    def check(self, spec: ModelSpec) -> None:
+        region = _NoMemory(nbytes=spec.manifest.nbytes)
+        if is_encoder(spec.manifest.architecture):
+            EncoderEngine(spec, region, region.device)
+        else:
+            bind(spec, region)
 
     def binds_early(self, spec: ModelSpec) -> bool:
         # Its weights are views, but for copies of those that are not aligned.

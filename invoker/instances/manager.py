@@ -11,10 +11,10 @@ from invoker.engine.contract import EngineError
 from invoker.handlers.errors import HandlerError
 from invoker.instances.instance import Instance
 from invoker.instances.lifecycle import accepted
-from invoker.instances.starting import InstanceContext, release, start
+from invoker.instances.starting import InstanceContext, check_model, release, start
 from rdmacast.errors import CastError
 from registry.errors import CorruptImage, RegistryError
-from registry.messages.node import StartInstance
+from registry.messages.node import CheckModel, StartInstance
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 
@@ -86,6 +86,10 @@ class Instances:
         self._changed(instance)
         instance.task = asyncio.create_task(self._run(instance), name=f"instance {instance.id}")
         return instance
+
+    async def check(self, request: CheckModel) -> None:
+        """Check that this node has an engine for a model. Raises UnsupportedModel."""
+        await check_model(request, self._context)
 
     def _check_fence(self, request: StartInstance) -> None:
         if not request.controller_epoch:

@@ -28,7 +28,7 @@ from rdmacast.aio.shielded import shielded_stack
 from rdmacast.aio.threads import run_in_thread
 from registry.clock import Clock
 from registry.images.manifest import Manifest
-from registry.messages.node import ImageRef
+from registry.messages.node import CheckModel, ImageRef
 from registry.records.function import FunctionTask
 from registry.records.instance import InstanceState, StartKind
 
@@ -250,6 +250,17 @@ async def _copy(
     if not arrival.is_complete:
         raise StartFailed("the image is incomplete")
     return results[0]
+
+
+async def check_model(request: CheckModel, context: InstanceContext) -> None:
+    """Check that there is an engine for a model. Raises UnsupportedModel."""
+    spec = ModelSpec(
+        manifest=await context.loader.manifest(request.image),
+        config=_config({"config.json": request.config}),
+        dtype=request.dtype,
+        context_length=request.context_length,
+    )
+    await run_in_thread(context.engines.check, spec)
 
 
 def _spec(instance: Instance, manifest: Manifest) -> ModelSpec:

@@ -9,6 +9,7 @@ of times are in the names.
 | StartInstance | InstanceProgress*, InstanceStarted |
 | StopInstance, DropImage, UnpinImage | Done |
 | WarmImage | InstanceProgress*, Done |
+| CheckModel | Done |
 | Generate | Tokens+ (the last with `finish_reason`), Usage |
 | Compute | Arrays, Usage |
 | InvokeHandler | HandlerChunk+, Usage |
@@ -20,7 +21,7 @@ of times are in the names.
 | HandOffCalls, LinkStage | Done |
 | OpenStage | StageOpened, and no end |
 
-Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`,
+Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`, `unsupported_model`,
 `out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
 `no_such_pipeline`, `pipeline_lost` (a stage was lost: the call is retried elsewhere), `internal`.
 """
@@ -117,6 +118,15 @@ class WarmImage(Message, frozen=True, kw_only=True):
     version: int = 0
     pin: bool = False
     preserve_pinned: bool = False
+
+
+class CheckModel(Message, frozen=True, kw_only=True):
+    """A request whether the node's engines can run a model (`unsupported_model` if not): no image is read."""
+
+    image: ImageRef
+    config: bytes  # config.json
+    dtype: str
+    context_length: int
 
 
 class UnpinImage(Message, frozen=True, kw_only=True):
@@ -249,6 +259,7 @@ Request = (
     StartInstance
     | StopInstance
     | WarmImage
+    | CheckModel
     | DropImage
     | UnpinImage
     | Generate

@@ -33,7 +33,11 @@ async def test_functions_from_deploy_to_delete() -> None:
         assert again.json()["version"] == 1  # nothing changed, so no new version
         redeployed = (await http.post("/admin/functions", json=draft(gw, second, scaling={}))).json()
         assert (redeployed["version"], redeployed["blocks"]) == (2, 12)
-        assert ("ensure_host_copy", "tiny", 0) in gw.cluster.asked  # before it had a number
+        checked, loaded = (
+            ("check_model", "tiny", 0),
+            ("ensure_host_copy", "tiny", 0),
+        )  # before it had a number
+        assert gw.cluster.asked.index(checked) < gw.cluster.asked.index(loaded)
         shown = (await http.get("/admin/functions/tiny")).json()
         assert {one["deployed_by"] for one in shown["history"]} == {gw.admin_key.split("_")[1]}
         assert shown["current"]["version"] == 2 and shown["versions"] == [1, 2]

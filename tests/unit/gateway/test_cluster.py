@@ -155,6 +155,20 @@ async def test_ensure_host_copy_joins_what_is_under_way_and_tries_elsewhere() ->
         await cluster.control.cluster.ensure_host_copy(make_version(image=None))
 
 
+async def test_a_model_is_refused_if_no_node_has_an_engine_for_it() -> None:
+    async with open_cluster(2) as cluster:
+        version = make_version(image="odd")
+        control = cluster.control.cluster
+        assert version.image is not None
+        await control.check_model(version)
+        for node in cluster.nodes.values():
+            node.refusals[version.image] = "the checkpoint lacks lm_head.weight"
+        with pytest.raises(DispatchError, match=r"^the checkpoint lacks lm_head\.weight$") as caught:
+            await control.check_model(version)
+        assert (caught.value.code, caught.value.status) == ("unsupported_model", 422)
+        await control.check_model(make_version(image=None))
+
+
 async def test_logs_are_merged_and_prefixed() -> None:
     async with open_cluster(2) as cluster:
         await cluster.deploy()

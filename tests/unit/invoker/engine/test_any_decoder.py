@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from invoker.engine.contract import ModelSpec, UnsupportedModel
 from invoker.engine.decoder import DecoderEngine
+from invoker.engine.factory import TorchEngineFactory
 from invoker.engine.kv.cache import KvPool
 from invoker.engine.layout import StepLayout, build_layout
 from invoker.engine.scheduling.scheduler import Chunk
@@ -122,6 +123,17 @@ def test_experts_are_views_of_the_image(kind: str) -> None:
     for parameter in bound.model.layers._base.parameters():  # type: ignore[attr-defined]
         end = parameter.data_ptr() + parameter.nbytes
         assert region.pointer <= parameter.data_ptr() < end <= region.pointer + region.nbytes
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_it_is_checked_without_its_bytes(kind: str) -> None:
+    spec, _, _ = _loaded(kind)
+    factory = TorchEngineFactory()
+    factory.check(spec)
+    lost = spec.manifest.tensors[len(spec.manifest.tensors) // 2]
+    fewer = tuple(tensor for tensor in spec.manifest.tensors if tensor is not lost)
+    with pytest.raises(UnsupportedModel, match="lacks"):
+        factory.check(replace(spec, manifest=replace(spec.manifest, tensors=fewer)))
 
 
 def test_a_model_without_attention_is_refused() -> None:
