@@ -1,6 +1,8 @@
 """/v1/completions and /v1/chat/completions, and their equivalents by the generic invoke."""
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -10,7 +12,7 @@ from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.limits import decode, read_body
 from gateway.inference.assets import ModelAssets
-from gateway.inference.tokenization import split_prompts, token_budget
+from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
@@ -22,6 +24,7 @@ from gateway.schemas.openai import (
     CompletionRequest,
     GenerateFields,
     Object,
+    refuse_misspelt,
     refuse_unsupported,
 )
 from registry.records.function import FunctionTask, FunctionVersion
@@ -44,6 +47,7 @@ class GenerateRoutes:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
         payload = decode(body, self._completion, limits)
+        refuse_misspelt(body, CompletionRequest)
         context = request_context(request.scope)
         version = await self._services.functions.resolve(payload.model, context.caller)
         return await self.completion_reply(context, version, payload)
@@ -53,6 +57,7 @@ class GenerateRoutes:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
         payload = decode(body, self._chat, limits)
+        refuse_misspelt(body, ChatRequest)
         context = request_context(request.scope)
         version = await self._services.functions.resolve(payload.model, context.caller)
         return await self.chat_reply(context, version, payload, body_bytes=len(body))
@@ -76,6 +81,10 @@ class GenerateRoutes:
             default_tokens=_COMPLETION_DEFAULT_TOKENS,
             logprobs=payload.logprobs,
         )
+        if payload.echo:
+            texts = await asyncio.to_thread(_texts, given, assets)
+            each = payload.n or 1
+            choices = [replace(choice, echo=texts[choice.index // each]) for choice in choices]
         options = self._options("cmpl", context, assets, payload, payload.logprobs)
         return self._reply(context, version, assets, choices, CompletionFormat(options), payload)
 
@@ -193,6 +202,17 @@ class GenerateRoutes:
 
 def _include_usage(payload: GenerateFields) -> bool:
     return bool(payload.stream_options and payload.stream_options.include_usage)
+
+
+def _texts(prompts: Sequence[Prompt], assets: ModelAssets) -> list[str]:
+    """Return the prompts as texts. Raises BadRequest for token ids without a tokenizer."""
+    tokenizer = assets.tokenizer
+    if tokenizer is None and not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest("echo of token ids needs a function with a tokenizer", param="echo")
+    return [
+        prompt if isinstance(prompt, str) or tokenizer is None else tokenizer.decode(prompt, False)
+        for prompt in prompts
+    ]
 
 
 def plain_messages(given: Sequence[Object], *, limit: int) -> list[Object]:

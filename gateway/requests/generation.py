@@ -1,12 +1,13 @@
 """The choices of a generation, each a call whose tokens become text."""
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from gateway.core.contract import Assigned, DispatchError, WaitStage
+from gateway.core.errors import BadRequest
 from gateway.core.open_call import OpenCall
 from gateway.inference.assets import ModelAssets
 from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
@@ -19,12 +20,16 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChoice:
-    """One completion to generate. `stops` are strings; stop token ids are in `sampling`."""
+    """One completion to generate. `stops` are strings; stop token ids are in `sampling`.
+
+    Its text begins with `echo`.
+    """
 
     index: int
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stops: tuple[str, ...]
+    echo: str = ""
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -79,7 +84,27 @@ def make_sampling(
         eos_token_ids=assets.eos_token_ids,
         stop_token_ids=tuple(request.stop_token_ids or ()),
         ignore_eos=bool(request.ignore_eos),
+        min_p=request.min_p or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        min_tokens=_min_tokens(request.min_tokens or 0, max_tokens),
+        logit_bias=_logit_bias(request.logit_bias or {}),
+        allowed_token_ids=tuple(request.allowed_token_ids or ()),
     )
+
+
+def _min_tokens(least: int, most: int) -> int:
+    if least > most:
+        raise BadRequest(f"min_tokens {least} is over the most tokens, {most}", param="min_tokens")
+    return least
+
+
+def _logit_bias(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(token), bias) for token, bias in given.items())
+    except ValueError:
+        raise BadRequest("logit_bias must map token ids to numbers", param="logit_bias") from None
 
 
 def stop_strings(request: GenerateFields) -> tuple[str, ...]:
@@ -143,9 +168,9 @@ class _DeltaMaker:
         self._index = choice.index
         self._text = text
         self._stops = stops
-        self._hidden = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            self._hidden |= frozenset(sampling.eos_token_ids)
+        self._hidden = frozenset(sampling.ending_token_ids)
+        self._echo = choice.echo
+        self._unstoppable = sampling.min_tokens  # stop strings do not count within so many tokens
 
     @property
     def stopped(self) -> bool:
@@ -156,12 +181,13 @@ class _DeltaMaker:
         visible = tokens.ids
         if tokens.finish_reason == "stop" and visible and visible[-1] in self._hidden:
             visible = visible[:-1]  # the token that ended the sequence has no text
-        text = self._stops.push(self._text.push(visible))
+        text = self._until_stop(visible)
         reason = tokens.finish_reason
         if reason and not self.stopped:
             text += self._stops.push(self._text.finish())
             if not self.stopped:
                 text += self._stops.finish()
+        text, self._echo = self._echo + text, ""
         return ChoiceDelta(
             index=self._index,
             text=text,
@@ -169,3 +195,10 @@ class _DeltaMaker:
             logprobs=tuple(zip(tokens.ids, tokens.logprobs, strict=False)) if tokens.logprobs else (),
             finish_reason="stop" if self.stopped else reason,
         )
+
+    def _until_stop(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens up to a stop string."""
+        free, self._unstoppable = ids[: self._unstoppable], max(0, self._unstoppable - len(ids))
+        text = self._text.push(free) if free else ""
+        rest = ids[len(free) :]
+        return text + (self._stops.push(self._text.push(rest)) if rest or not free else "")

@@ -1,6 +1,7 @@
-"""Bodies of the OpenAI endpoints. Unknown fields are ignored, since clients send many."""
+"""Bodies of the OpenAI endpoints. Unknown fields are ignored, as clients send many, but for misspelt ones."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ Stops = StopText | Annotated[list[StopText], Meta(max_length=16)] | None
 # The bounds of a body (gateway/core/settings.py), repeated for the OpenAPI document.
 _MAX_TEXT = 4 << 20
 _MAX_ITEMS = (1 << 19) + 1
+_NEARLY = 0.85  # of the letters are the same: temprature, max_token
 Words = Annotated[str, Meta(max_length=_MAX_TEXT)]
 ShortWords = Annotated[str, Meta(max_length=1024)]
 Ids = Annotated[list[int], Meta(max_length=_MAX_ITEMS)]
@@ -37,7 +39,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that completions and chat share.
 
-    `top_k`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are as in vLLM.
+    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `allowed_token_ids`, `stop_token_ids`, `ignore_eos`
+    and `return_token_ids` are as in vLLM.
     """
 
     model: Name
@@ -56,13 +59,15 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     logit_bias: (
         Annotated[dict[ShortWords, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
     ) = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
     user: ShortWords | None = None
     # Fields of vLLM and OpenAI that are not implemented: see `refuse_unsupported`.
     add_special_tokens: bool | None = None
-    allowed_token_ids: Any = None
     bad_words: Any = None
     echo: bool | None = None
     guided_choice: Any = None
@@ -71,9 +76,7 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: Any = None
     include_stop_str_in_output: bool | None = None
     logits_processors: Any = None
-    min_p: float | None = None
     prompt_logprobs: Any = None
-    repetition_penalty: float | None = None
     response_format: Object | None = None
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
@@ -84,7 +87,10 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRequest(GenerateFields, frozen=True, kw_only=True):
-    """Body of /v1/completions. `prompt`: a text, a list of texts, token ids or a list of id lists."""
+    """Body of /v1/completions. `prompt`: a text, a list of texts, token ids or a list of id lists.
+
+    `echo` puts the prompt before each choice's text.
+    """
 
     prompt: Input
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -178,22 +184,17 @@ class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
 
 # Fields that would change the output but are not implemented: refused unless they are null or as here.
 _UNSUPPORTED: Mapping[str, object] = {
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), 0),
-    **dict.fromkeys(("echo", "use_beam_search", "include_stop_str_in_output"), False),
+    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output"), False),
     **dict.fromkeys(("return_tokens_as_token_ids", "continue_final_message"), False),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), True),
-    **dict.fromkeys(
-        ("allowed_token_ids", "prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), None
-    ),
+    **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), None),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), None),
     **dict.fromkeys(("audio", "chat_template", "mm_processor_kwargs", "web_search_options"), None),
     "bad_words": [],
     "documents": [],
     "functions": [],
-    "logit_bias": {},
     "logits_processors": [],
     "modalities": ["text"],
-    "repetition_penalty": 1,
     "response_format": {"type": "text"},
     "structured_outputs": None,
     "suffix": "",
@@ -210,10 +211,28 @@ def refuse_unsupported(request: GenerateFields) -> None:
     match request:
         case CompletionRequest(best_of=int(best_of)) if best_of > (request.n or 1):
             raise _unsupported("best_of")
+        case CompletionRequest(echo=True, logprobs=int()):
+            raise BadRequest(
+                "echo with logprobs is not supported: there are none of a prompt's tokens",
+                param="echo",
+                code="unsupported_parameter",
+            )
+        case ChatRequest(echo=True):
+            raise _unsupported("echo")
         case CompletionRequest(add_special_tokens=False) | ChatRequest(add_special_tokens=True):
             raise _unsupported("add_special_tokens")
         case _:
             pass
+
+
+def refuse_misspelt(body: bytes | bytearray, request: type[GenerateFields]) -> None:
+    """Raise BadRequest for a field of `body`, which decodes, with nearly the name of a known one."""
+    known = request.__struct_fields__
+    for field in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):
+        if field not in known and (near := get_close_matches(field, known, n=1, cutoff=_NEARLY)):
+            raise BadRequest(
+                f"unknown field {field!r}: did you mean {near[0]}?", param=field, code="unknown_parameter"
+            )
 
 
 def _unsupported(field: str) -> BadRequest:

@@ -156,7 +156,12 @@ class DecoderEngine(BatchedEngine):
                     torch.cuda.synchronize(bound.device)
                 return sampled, []
             draws = [
-                SamplingRow(sampling=live.request.sampling, position=len(live.tokens))
+                SamplingRow(
+                    sampling=live.request.sampling,
+                    position=len(live.tokens),
+                    generated=live.generated,
+                    tokens=live.tokens,
+                )
                 for live in (self._sequences[request_id] for request_id in sampled)
             ]
             return sampled, sample(logits, draws)

@@ -16,10 +16,16 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """One row of logits: its sampling parameters, and the position of the token to sample."""
+    """One row of logits: its sampling parameters, and the position of the token to sample.
+
+    `tokens` are those before it, of which the last `generated` were sampled; empty where the parameters do
+    not count tokens.
+    """
 
     sampling: Sampling
     position: int
+    generated: int = 0
+    tokens: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,8 @@ def uniforms(
 
 def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
     """Sample one token for each row of `logits`, `[rows, vocabulary]`."""
-    logits = logits.float()
+    raw = logits.float()
+    logits = _changed(raw, draws)
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if len(random_rows) == len(draws):
         chosen = _draw(logits, draws)
@@ -72,11 +79,48 @@ def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledTo
     picked = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
     tokens = chosen.tolist()
     valid = torch.isfinite(picked).tolist()
-    logprobs = _logprobs(logits, chosen, draws)
+    logprobs = _logprobs(raw, chosen, draws)
     return [
         SampledToken(token_id=token if ok else None, logprob=logprob if ok else None)
         for token, ok, logprob in zip(tokens, valid, logprobs, strict=True)
     ]
+
+
+def _changed(raw: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
+    """Return logits with biases, penalties and forbidden tokens; `raw` itself where there are none."""
+    rows = [i for i, draw in enumerate(draws) if draw.sampling.changes_logits]
+    if not rows:
+        return raw
+    logits = raw.clone()
+    for i in rows:
+        _change(logits[i], draws[i])
+    return logits
+
+
+def _change(logits: torch.Tensor, draw: SamplingRow) -> None:
+    """Change one row of logits in place, in vLLM's order."""
+    sampling = draw.sampling
+
+    def ids(tokens: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=logits.device)
+
+    if sampling.allowed_token_ids:
+        allowed = ids(sampling.allowed_token_ids)
+        kept = logits[allowed]
+        logits.fill_(float("-inf"))
+        logits[allowed] = kept
+    if sampling.logit_bias:
+        biased, values = zip(*sampling.logit_bias, strict=True)
+        logits.index_add_(0, ids(biased), torch.tensor(values, device=logits.device))
+    if draw.generated < sampling.min_tokens:
+        logits[ids(sampling.ending_token_ids)] = float("-inf")
+    if sampling.repetition_penalty != 1:
+        seen = ids(draw.tokens).unique()
+        penalty, values_seen = sampling.repetition_penalty, logits[seen]
+        logits[seen] = torch.where(values_seen > 0, values_seen / penalty, values_seen * penalty)
+    if draw.generated and (sampling.frequency_penalty or sampling.presence_penalty):
+        made, counts = ids(draw.tokens[-draw.generated :]).unique(return_counts=True)
+        logits[made] -= counts * sampling.frequency_penalty + sampling.presence_penalty
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
@@ -86,7 +130,7 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
-    """Sample by the Gumbel-max trick over the tokens that top-k and then top-p keep; return ids, `[rows]`.
+    """Sample by the Gumbel-max trick over the tokens that min-p, top-k, top-p keep; return ids, `[rows]`.
 
     Each token has its own noise. Logits computed in another batch or on another node differ in their last
     bits. That changes this draw only where two tokens are nearly tied; inverting the CDF over sorted tokens,
@@ -98,23 +142,25 @@ def _draw(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
     scaled = (logits - logits.max(dim=-1, keepdim=True).values).double() / temperatures
     noise = uniforms([s.seed for s in samplings], [d.position for d in draws], vocabulary, device)
     scores = scaled - noise.log_().neg_().log_()
-    if any(s.top_k > 0 or s.top_p < 1 for s in samplings):
+    if any(s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in samplings):
         scores.masked_fill_(~_kept(scaled, samplings), float("-inf"))
     return scores.argmax(dim=-1)
 
 
 def _kept(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Return which tokens top-k and then top-p keep in each row, bool `[rows, vocabulary]`."""
+    """Return which tokens min-p, then top-k and top-p keep in each row, bool `[rows, vocabulary]`."""
     device, vocabulary = scaled.device, scaled.shape[1]
     ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
     mass = torch.softmax(ordered, dim=-1)
+    least = torch.tensor([[s.min_p] for s in samplings], dtype=torch.float64, device=device)
+    mass = mass.masked_fill(mass < least * mass[:, :1], 0.0)
     rank = torch.arange(vocabulary, device=device)
     limit = torch.tensor([[s.top_k or vocabulary] for s in samplings], device=device)
     mass = mass.masked_fill(rank >= limit, 0.0)
     shares = torch.tensor([[s.top_p] for s in samplings], dtype=torch.float64, device=device)
     # A token stays while the mass ahead of it is short of top_p; the first always stays.
     ahead = mass.cumsum(dim=-1) - mass
-    kept = (ahead < shares * mass.sum(dim=-1, keepdim=True)) & (rank < limit)
+    kept = (ahead < shares * mass.sum(dim=-1, keepdim=True)) & (rank < limit) & (mass > 0)
     kept[:, 0] = True
     return torch.zeros_like(kept).scatter_(1, tokens, kept)
 

@@ -34,13 +34,16 @@ class OpenSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that a stage does not hold yet.
 
     `sequence` is unique in its pipeline; it may grow to `max_tokens` tokens. Where the head is, its tokens
-    are sampled by `sampling`. It is run for `call`.
+    are sampled by `sampling`, those after the first `prompt_tokens`. It is run for `call`. `tokens` are all
+    so far if samples depend on them.
     """
 
     sequence: str
     max_tokens: int
     sampling: Sampling
     call: str = ""
+    prompt_tokens: int = 0
+    tokens: tuple[int, ...] = ()
 
 
 class StageChunk(msgspec.Struct, frozen=True, kw_only=True):

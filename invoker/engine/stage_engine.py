@@ -35,9 +35,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _StageSequence:
-    """A sequence of which this stage holds K and V of the first `cached` tokens."""
+    """A sequence of which this stage holds K and V of the first `cached` tokens.
+
+    `tokens` are all tokens so far, if samples depend on them.
+    """
 
     opening: OpenSequence
+    tokens: list[int]
     pages: tuple[int, ...] = ()
     cached: int = 0
 
@@ -87,7 +91,7 @@ class StageEngine:
         for opening in step.opened:
             if opening.sequence in self._held:
                 raise OutOfStep(f"sequence {opening.sequence} is open already in {self!r}")
-            self._held[opening.sequence] = _StageSequence(opening)
+            self._held[opening.sequence] = _StageSequence(opening, list(opening.tokens))
         try:
             with torch.inference_mode():
                 output = self._run(given)
@@ -205,14 +209,22 @@ class StageEngine:
         return new
 
     def _draw(self, rows: torch.Tensor, sampled_chunks: Sequence[StageChunk]) -> tuple[StageToken, ...]:
-        draws = [
-            SamplingRow(
-                sampling=self._held[chunk.sequence].opening.sampling, position=chunk.start + chunk.count
-            )
-            for chunk in sampled_chunks
-        ]
+        draws = [self._row(chunk) for chunk in sampled_chunks]
         sampled_tokens = sample(self._stage.finish(rows.to(self._stage.bound.device)), draws)
+        for chunk, sampled in zip(sampled_chunks, sampled_tokens, strict=True):
+            held = self._held[chunk.sequence]
+            if held.tokens and sampled.token_id is not None:
+                held.tokens.append(sampled.token_id)
         return tuple(
             StageToken(sequence=chunk.sequence, sampled=sampled)
             for chunk, sampled in zip(sampled_chunks, sampled_tokens, strict=True)
+        )
+
+    def _row(self, chunk: StageChunk) -> SamplingRow:
+        held, position = self._held[chunk.sequence], chunk.start + chunk.count
+        return SamplingRow(
+            sampling=held.opening.sampling,
+            position=position,
+            generated=position - held.opening.prompt_tokens,
+            tokens=held.tokens,
         )

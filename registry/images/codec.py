@@ -8,7 +8,7 @@ import msgspec
 
 from registry.errors import CorruptImage
 from registry.images.digests import DIGEST
-from registry.images.manifest import MANIFEST_FORMAT, Manifest
+from registry.images.manifest import HEADERLESS_FORMAT, MANIFEST_FORMAT, Manifest
 from registry.images.safetensors_file import DTYPE_BYTES
 from registry.images.verify import CHECKSUM_BYTES
 
@@ -37,8 +37,8 @@ def decode_manifest(encoded: bytes) -> Manifest:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptImage(f"manifest: {error}") from error
     _check(
-        manifest.format == MANIFEST_FORMAT,
-        f"format {manifest.format} is not supported, only {MANIFEST_FORMAT}: deploy the function again",
+        manifest.format in (HEADERLESS_FORMAT, MANIFEST_FORMAT),
+        f"format {manifest.format} is not supported: deploy the function again",
     )
     _check(DIGEST.fullmatch(manifest.sha256) is not None, "sha256 must be 64 hex digits")
     _check(0 <= manifest.nbytes < 1 << 62, "nbytes is out of range")
@@ -55,8 +55,10 @@ def decode_manifest(encoded: bytes) -> Manifest:
 def _check_tensors(manifest: Manifest) -> None:
     _check(len(manifest.tensors) <= MAX_TENSORS, f"more than {MAX_TENSORS} tensors")
     names: set[str] = set()
-    position = manifest.tensors[0].offset if manifest.tensors else manifest.nbytes
-    _check(position > 0, "there is no header before the first tensor")
+    position, has_holes = 0, manifest.format == HEADERLESS_FORMAT
+    if not has_holes:
+        position = manifest.tensors[0].offset if manifest.tensors else manifest.nbytes
+        _check(position > 0, "there is no header before the first tensor")
     for tensor in manifest.tensors:
         where = f"tensor {tensor.name[:200]!r}"
         _check(tensor.name not in names, f"{where} appears twice")
@@ -70,9 +72,11 @@ def _check_tensors(manifest: Manifest) -> None:
             tensor.nbytes == prod(tensor.shape) * DTYPE_BYTES[tensor.dtype],
             f"{where}: nbytes does not match dtype and shape",
         )
-        _check(tensor.offset == position, f"{where} does not follow the tensor before it")
-        position += tensor.nbytes
-    _check(position == manifest.nbytes, f"the tensors end at byte {position}, the image at {manifest.nbytes}")
+        follows = tensor.offset >= position if has_holes else tensor.offset == position
+        _check(follows, f"{where} does not follow the tensor before it")
+        position = tensor.offset + tensor.nbytes
+    ends = position <= manifest.nbytes if has_holes else position == manifest.nbytes
+    _check(ends, f"the tensors end at byte {position}, the image at {manifest.nbytes}")
 
 
 def _check_layers(manifest: Manifest) -> None:

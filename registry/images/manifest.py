@@ -5,6 +5,8 @@ from dataclasses import dataclass
 UNIT_BYTES = 256 * 1024
 ALIGNMENT = 256
 MANIFEST_FORMAT = 2
+# Images of format 1 have no header, and holes between tensors: engines here run them, other tools cannot.
+HEADERLESS_FORMAT = 1
 MAX_BLOCK_BYTES = 4 << 20  # while there are few
 MIN_BLOCKS, MAX_BLOCKS = 16, 512
 

@@ -145,8 +145,11 @@ class DropImage(Message, frozen=True, kw_only=True):
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters; `temperature=0` is greedy.
 
-    A sample depends on (`seed`, position) alone, so that the sequence continues identically on another node.
-    `logprobs`: None, or the number of alternatives.
+    A sample depends on (`seed`, position) and the tokens so far alone, so that the sequence continues
+    identically on another node. `logprobs`: None, or the number of alternatives. The other parameters are as
+    in vLLM: penalties count the tokens so far (frequency and presence those generated), `logit_bias` are
+    pairs of token id and what its logit gets, only `allowed_token_ids` are sampled (empty: all), and no
+    token that ends the sequence within its first `min_tokens`.
     """
 
     max_tokens: int
@@ -158,6 +161,28 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a sample depends on which tokens there are so far."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything but temperature and a share of the likeliest tokens applies."""
+        return bool(self.counts_tokens or self.min_tokens or self.logit_bias or self.allowed_token_ids)
+
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end the sequence."""
+        return self.stop_token_ids + (() if self.ignore_eos else self.eos_token_ids)
 
 
 class Generate(Message, frozen=True, kw_only=True):

@@ -106,12 +106,76 @@ async def test_what_the_dispatcher_refuses(stream: bool) -> None:
         assert not await gw.state.report(UsageFilter())
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "near"),
+    [("temprature", 0.5, "temperature"), ("max_token", 3, "max_tokens"), ("stops", ["x"], "stop")],
+)
+async def test_a_misspelt_field_is_named(field: str, value: object, near: str) -> None:
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        with pytest.raises(openai.BadRequestError, match=f"did you mean {near}") as misspelt:
+            await gw.openai().completions.create(model="coder", prompt="x", extra_body={field: value})
+        assert (misspelt.value.code, misspelt.value.param) == ("unknown_parameter", field)
+        unknown = {"store": False, "function_call": "none", "prompt_cache_key": "k", "safety_identifier": "s"}
+        await gw.openai().completions.create(model="coder", prompt="x", max_tokens=1, extra_body=unknown)
+
+
+async def test_sampling_fields_reach_the_node() -> None:
+    fields = {"min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 2, "allowed_token_ids": [3, 4]}
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        create = gw.openai().completions.create
+        await create(
+            model="coder",
+            prompt="x",
+            max_tokens=3,
+            frequency_penalty=0.5,
+            presence_penalty=-0.5,
+            logit_bias={"7": 2},
+            extra_body=fields,
+        )
+        (call,) = gw.dispatcher.calls
+        sampling = call.work.sampling
+        assert (sampling.min_p, sampling.repetition_penalty, sampling.min_tokens) == (0.1, 1.2, 2)
+        assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
+        assert (sampling.logit_bias, sampling.allowed_token_ids) == (((7, 2.0),), (3, 4))
+        for wrong, param in (({"logit_bias": {"a": 1}}, "logit_bias"), ({"min_tokens": 9}, "min_tokens")):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await create(model="coder", prompt="x", max_tokens=3, extra_body=wrong)
+            assert refused.value.param == param
+
+
+@pytest.mark.parametrize("prompt", ["ab", byte_tokenizer().encode("ab").ids, ["ab", "ab"]])
+async def test_echo_puts_the_prompt_first(prompt: str | list[int] | list[str]) -> None:
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        create = gw.openai().completions.create
+        plain = await create(model="coder", prompt=prompt, max_tokens=3, temperature=0)
+        echoed = await create(model="coder", prompt=prompt, max_tokens=3, temperature=0, echo=True)
+        assert [one.text for one in echoed.choices] == ["ab" + one.text for one in plain.choices]
+        stream = await create(
+            model="coder", prompt=prompt, max_tokens=3, temperature=0, echo=True, stream=True
+        )
+        texts: dict[int, str] = {}
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+        assert list(texts.values()) == [one.text for one in echoed.choices]
+        with pytest.raises(openai.BadRequestError, match="echo with logprobs"):
+            await create(model="coder", prompt=prompt, max_tokens=3, echo=True, logprobs=1)
+
+
 async def test_fields_that_are_not_implemented_are_refused_unless_without_effect() -> None:
-    refused = {"repetition_penalty": 1.1, "min_p": 0.1, "guided_regex": "[0-9]+", "bad_words": ["a"]}
+    refused = {"guided_regex": "[0-9]+", "bad_words": ["a"], "include_stop_str_in_output": True}
     refused |= {"guided_json": {}, "prompt_logprobs": 0, "truncate_prompt_tokens": 3, "use_beam_search": True}
-    refused |= {"skip_special_tokens": False, "structured_outputs": {"choice": ["a"]}, "echo": True}
+    refused |= {"skip_special_tokens": False, "structured_outputs": {"choice": ["a"]}}
     of_chat = {"chat_template": "x", "add_generation_prompt": False, "modalities": ["audio"]}
-    of_chat |= {"continue_final_message": True, "tool_choice": "required", "add_special_tokens": True}
+    of_chat |= {
+        "echo": True,
+        "continue_final_message": True,
+        "tool_choice": "required",
+        "add_special_tokens": True,
+    }
     harmless = {"repetition_penalty": 1, "min_p": 0, "bad_words": [], "skip_special_tokens": True}
     harmless |= {"guided_json": None, "modalities": ["text"], "user": "x", "store": True, "echo": False}
     messages = [{"role": "user", "content": "x"}]

@@ -194,9 +194,16 @@ class PipelineScheduler:
 
     def _opening(self, name: str) -> OpenSequence:
         request_id = self._requests[name]
-        sampling = self._table[request_id].request.sampling
-        max_tokens = self._table.max_tokens_of(request_id)
-        return OpenSequence(sequence=name, max_tokens=max_tokens, sampling=sampling, call=request_id)
+        live = self._table[request_id]
+        sampling = live.request.sampling
+        return OpenSequence(
+            sequence=name,
+            max_tokens=self._table.max_tokens_of(request_id),
+            sampling=sampling,
+            call=request_id,
+            prompt_tokens=len(live.tokens) - live.generated,
+            tokens=tuple(live.tokens) if sampling.counts_tokens else (),
+        )
 
     def _ids(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         ids: list[int] = []

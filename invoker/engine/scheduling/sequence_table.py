@@ -103,6 +103,13 @@ class SequenceTable:
             raise InvalidSequence(f"a token id is outside [0, {self._vocabulary})")
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
             raise InvalidSequence("temperature and top_k must be at least 0, top_p above 0 and at most 1")
+        if sampling.repetition_penalty <= 0 or not 0 <= sampling.min_p <= 1:
+            raise InvalidSequence("repetition_penalty must be above 0, min_p from 0 to 1")
+        named = (*sampling.allowed_token_ids, *(token for token, _ in sampling.logit_bias))
+        if named and not 0 <= min(named) <= max(named) < self._vocabulary:
+            raise InvalidSequence(
+                f"logit_bias and allowed_token_ids must name token ids within [0, {self._vocabulary})"
+            )
         if len(tokens) >= self.max_tokens:
             raise OutOfKvCache(
                 f"{len(tokens)} tokens leave no room for another within {self.max_tokens} tokens"

@@ -1,12 +1,14 @@
 """Sampling: a draw depends on seed and position alone, and follows the filtered distribution."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from invoker.engine.sampling import SamplingRow, sample, uniforms
 from registry.messages.node import Sampling
@@ -131,3 +133,77 @@ def test_a_row_that_is_not_a_number_gives_no_token() -> None:
 def test_half_precision_logits_are_compared_in_single() -> None:
     choice = sample(torch.tensor([[0.5, 1.5, 1.0]], dtype=torch.bfloat16), [_draw(temperature=0.0)])
     assert choice[0].token_id == 1
+
+
+# --- what changes logits --------------------------------------------------------------------------
+
+VOCABULARY = 30
+
+
+def _greedy(logits: torch.Tensor, tokens: list[int], generated: int, **values: object) -> int:
+    sampling = Sampling(max_tokens=99, temperature=0.0, **values)  # type: ignore[arg-type]
+    row = SamplingRow(sampling=sampling, position=len(tokens), generated=generated, tokens=tokens)
+    before = logits.clone()
+    (sampled,) = sample(logits[None], [row])
+    assert torch.equal(logits, before) and sampled.token_id is not None
+    return sampled.token_id
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40),
+    st.floats(0.2, 3),
+)
+def test_the_repetition_penalty_is_that_of_transformers(seed: int, tokens: list[int], penalty: float) -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    expected = processor(torch.tensor([tokens]), logits[None].clone())[0]
+    assert _greedy(logits, tokens, 1, repetition_penalty=penalty) == expected.argmax()
+
+
+@given(
+    st.integers(0, 1000),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40),
+    st.integers(0, 40),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+)
+def test_frequency_and_presence_count_generated_tokens(
+    seed: int, tokens: list[int], generated: int, frequency: float, presence: float
+) -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    generated = min(generated, len(tokens))
+    made = Counter(tokens[len(tokens) - generated :])
+    expected = logits.clone()
+    for token, count in made.items():
+        expected[token] -= count * frequency + presence
+    found = _greedy(logits, tokens, generated, frequency_penalty=frequency, presence_penalty=presence)
+    assert expected[found] == pytest.approx(float(expected.max()), abs=1e-5)
+
+
+def test_biases_allowed_tokens_and_a_least_number() -> None:
+    logits = torch.arange(VOCABULARY, dtype=torch.float32)
+    assert _greedy(logits, [1], 0, logit_bias=((3, 100.0), (29, -100.0))) == 3
+    assert _greedy(logits, [1], 0, allowed_token_ids=(4, 9, 7)) == 9
+    ends = {"eos_token_ids": (29,), "stop_token_ids": (28,), "min_tokens": 2}
+    assert [_greedy(logits, [1, 2, 3], made, **ends) for made in (0, 1, 2)] == [27, 27, 29]
+    assert _greedy(logits, [1], 0, **ends, ignore_eos=True) == 29  # an end that is no end
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    logits = torch.arange(VOCABULARY, dtype=torch.float32)
+    sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=1, logit_bias=((3, 100.0),))
+    (sampled,) = sample(logits[None], [SamplingRow(sampling=sampling, position=0)])
+    assert sampled.token_id == 3 and sampled.logprob is not None
+    assert sampled.logprob.logprob == pytest.approx(float(logits.log_softmax(0)[3]))
+    assert sampled.logprob.top[0][0] == VOCABULARY - 1
+
+
+@given(SEEDS, st.floats(0.001, 0.9))
+def test_min_p_keeps_what_is_likely_enough(seed: int, least: float) -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed % 1000)) * 3
+    chances = logits.softmax(0)
+    draws = [_draw(i, seed=seed, min_p=least, temperature=1.0) for i in range(30)]
+    for sampled in sample(logits.expand(len(draws), VOCABULARY), draws):
+        assert sampled.token_id is not None
+        assert chances[sampled.token_id] >= least * chances.max() - 1e-6

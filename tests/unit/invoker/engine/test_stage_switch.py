@@ -26,13 +26,21 @@ TOKENS = 24
 def _requests(count: int = 6) -> list[NewSequence]:
     rng = random.Random(4)
     drawn = {"temperature": 1.0, "top_p": 0.9, "seed": 11}
+    samplings: list[dict[str, object]] = [
+        {},
+        drawn,
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
+        {**drawn, "presence_penalty": 1.0, "min_p": 0.01},
+        {"logit_bias": ((5, 3.0), (6, -100.0)), "repetition_penalty": 0.9},
+        {**drawn, "allowed_token_ids": tuple(range(10, 40)), "frequency_penalty": 2.0},
+    ]
     return [
         sequence(
             str(i),
             [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 90))],
             max_tokens=TOKENS,
             ignore_eos=True,
-            **(drawn if i % 2 else {}),
+            **samplings[i],
         )
         for i in range(count)
     ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from registry.errors import CorruptImage
 from registry.images.codec import decode_manifest, encode_manifest, manifest_digest
-from registry.images.manifest import UNIT_BYTES, Manifest, TensorEntry
+from registry.images.manifest import HEADERLESS_FORMAT, UNIT_BYTES, Manifest, TensorEntry
 from registry.images.verify import check_units, unit_checksums
 from tests.fixtures.registry_records import manifest
 
@@ -33,6 +33,16 @@ def made() -> Manifest:
     )
 
 
+def headerless() -> Manifest:
+    """Return a manifest of an earlier release: there are holes, also before the first tensor."""
+    first = replace(made().tensors[0], offset=0)
+    return replace(made(), format=HEADERLESS_FORMAT, tensors=(first, made().tensors[1]))
+
+
+def test_images_of_an_earlier_release_are_read() -> None:
+    assert decode_manifest(encode_manifest(headerless())) == headerless()
+
+
 def test_round_trip() -> None:
     encoded = encode_manifest(made())
     assert decode_manifest(encoded) == made()
@@ -47,7 +57,9 @@ SPANS = made().layers
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (replace(made(), format=1), "format 1 is not supported, only 2: deploy the function again"),
+        (replace(made(), format=3), "format 3 is not supported: deploy the function again"),
+        (replace(headerless(), tensors=(ENTRY, EMBED)), "'embed' does not follow"),
+        (replace(headerless(), tensors=(replace(HEAD, offset=263),)), f"end at byte {NBYTES + 1}"),
         (replace(made(), sha256="../x"), "sha256"),
         (replace(made(), sha256="AB" * 32), "sha256"),
         (replace(made(), nbytes=-1), "nbytes"),
