@@ -1,6 +1,7 @@
 """Decoders of the installed transformers without weights: their classes, configs and sizes."""
 
 import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,10 @@ MAX_LAYERS = 1000
 _UNBOUNDED = 1 << 20  # positions of a model without a limit, as with ALiBi
 _STRETCHING = ("longrope", "dynamic")
 _ATTENTION_KINDS = frozenset({"full_attention", "sliding_attention"})
+# With these a config names code on a hub: remote models, attention and expert kernels.
+_CODE_KEYS = frozenset({"auto_map", "attn_implementation", "experts_implementation", "use_kernels"})
+_COUNTS = re.compile(r"layer|expert|head|block|group|stage|depth|codebook|stack")
+_MOST = 16_384
 _OUTPUTS = ("output_attentions", "output_hidden_states", "output_router_logits")
 
 _MODEL_TYPES = {
@@ -58,15 +63,29 @@ def parse_config(config_class: type[PreTrainedConfig], raw: Mapping[str, object]
     if raw.get("quantization_config") is not None:
         raise UnsupportedModel("quantised checkpoints are not supported")
     try:
-        # Copied deeply: configs are shared by reference and their classes rewrite nested dicts in place.
-        config = config_class.from_dict(
-            copy.deepcopy({key: value for key, value in raw.items() if key != "auto_map"})
-        )
+        config = config_class.from_dict(_harmless(raw))
     except (StrictDataclassError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise UnsupportedModel(f"config.json: {error}") from error
     if getattr(config, "add_cross_attention", False) or config.is_encoder_decoder:
         raise UnsupportedModel("models with cross-attention are not supported")
     return config
+
+
+def _harmless(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return a deep copy without what makes transformers load code, or build very many modules.
+
+    A copy, as configs are shared by reference and their classes rewrite nested dicts in place. Raises
+    UnsupportedModel for a count that no model has.
+    """
+    kept: dict[str, Any] = {}
+    for key, value in given.items():
+        name = str(key)
+        if name.startswith("_") or name in _CODE_KEYS:
+            continue
+        if type(value) is int and value > _MOST and _COUNTS.search(name):
+            raise UnsupportedModel(f"config.json: {key} is {value}, over the limit of {_MOST}")
+        kept[key] = _harmless(value) if isinstance(value, Mapping) else copy.deepcopy(value)
+    return kept
 
 
 def decoder_config(architecture: str, raw: Mapping[str, object]) -> Any:

@@ -12,6 +12,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from invoker.engine.attention import ATTENTION
 from invoker.engine.contract import ModelSpec, UnsupportedModel
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import TorchEngineFactory
@@ -134,6 +135,21 @@ def test_it_is_checked_without_its_bytes(kind: str) -> None:
     fewer = tuple(tensor for tensor in spec.manifest.tensors if tensor is not lost)
     with pytest.raises(UnsupportedModel, match="lacks"):
         factory.check(replace(spec, manifest=replace(spec.manifest, tensors=fewer)))
+
+
+def test_a_config_names_no_code_and_no_limitless_counts() -> None:
+    spec, region, _ = _loaded("mixtral")
+    hooks = {"auto_map": {"AutoModelForCausalLM": "evil--model.Evil"}, "attn_implementation": "evil/kernel"}
+    hooks |= {"experts_implementation": "evil/experts", "_attn_implementation_internal": "evil/kernel"}
+    bound = bind(replace(spec, config={**spec.config, **hooks}), region)
+    config = bound.model.layers.model.config  # type: ignore[attr-defined]
+    assert "evil" not in repr(config.to_dict()) and config._attn_implementation == ATTENTION
+    for key in ("num_hidden_layers", "num_local_experts", "num_attention_heads"):
+        with pytest.raises(UnsupportedModel, match=f"{key} is 1000000, over the limit"):
+            bind(replace(spec, config={**spec.config, key: 10**6}), region)
+    nested = {**spec.config, "text_config": {"num_hidden_layers": 10**6}}
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers is 1000000"):
+        bind(replace(spec, config=nested), region)
 
 
 def test_a_model_without_attention_is_refused() -> None:
