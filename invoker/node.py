@@ -36,6 +36,7 @@ from registry.errors import RegistryError, RemoteError
 from registry.messages.live import HandOffCalls, LinkStage, OpenPipeline, OpenStage, encode_layer_set
 from registry.messages.node import (
     Acknowledged,
+    AddTokenizer,
     CallsUsed,
     CheckModel,
     Compute,
@@ -178,6 +179,8 @@ class Node:
                 return self._warm(request)
             case CheckModel():
                 return self._check(request)
+            case AddTokenizer():
+                return self._add_tokenizer(request)
             case DropImage():
                 return self._drop(request)
             case UnpinImage():
@@ -256,6 +259,10 @@ class Node:
 
     async def _check(self, request: CheckModel) -> AsyncGenerator[Reply, None]:
         await self._dependencies.instances.check(request)
+        yield Acknowledged()
+
+    async def _add_tokenizer(self, request: AddTokenizer) -> AsyncGenerator[Reply, None]:
+        await self._dependencies.instances.add_tokenizer(request)
         yield Acknowledged()
 
     async def _drop(self, request: DropImage) -> AsyncGenerator[Reply, None]:

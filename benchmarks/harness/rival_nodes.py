@@ -37,6 +37,7 @@ class DelayedEngines:
         self.make_stage = engines.make_stage
         self.binds_early = engines.binds_early
         self.check = engines.check
+        self.add_tokenizer = engines.add_tokenizer
 
     def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
         """Return the inner engines' KV bytes after the delay; called in a thread (see Engines)."""

@@ -57,6 +57,9 @@ class EmulatedEngineFactory:
             max_sequences=max_sequences_for(max_concurrency),
         )
 
+    def add_tokenizer(self, digest: str, content: bytes) -> None:
+        """Do nothing: emulated text follows no grammar."""
+
     def check(self, spec: ModelSpec) -> None:
         """Raise UnsupportedModel unless the model can be emulated on this device."""
         self._check_spans(spec, self._profile(spec))

@@ -10,6 +10,7 @@ from invoker.engine.batched_engine import BatchedEngine
 from invoker.engine.contract import DeviceRegion, ModelSpec, NewSequence, TokenOutput, UnsupportedModel
 from invoker.engine.cuda_graphs import GraphCapture, graphed_steps
 from invoker.engine.device_memory import kv_memory
+from invoker.engine.grammars import Grammars, TokenMatcher
 from invoker.engine.kv.cache import KvPool, KvShape
 from invoker.engine.kv.slices import KvSlice, export_kv, import_kv, usable_tokens
 from invoker.engine.layout import build_layout
@@ -50,7 +51,7 @@ class DecoderEngine(BatchedEngine):
     `kv` is the memory of the KV cache: a region of the arena, or a number of bytes to allocate.
     `prefill_budget` is the maximum number of prompt tokens a step takes beside the decoded ones, and
     `shared_prefill_budget` the maximum while tenants compete: see `scheduler.StepLimits`. `capture` captures
-    decode steps as CUDA graphs.
+    decode steps as CUDA graphs. `grammars` has the tokenizers of sequences with a grammar.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class DecoderEngine(BatchedEngine):
         shared_prefill_budget: int | None = None,
         path: LayerPath = LayerPath.AUTO,
         capture: GraphCapture | Literal["auto", "off"] = "auto",
+        grammars: Grammars | None = None,
     ) -> None:
         bound = bind(spec, region, path)
         geometry = bound.geometry
@@ -80,6 +82,8 @@ class DecoderEngine(BatchedEngine):
         )
         longest = min(spec.context_length, geometry.longest)
         super().__init__(pool.pages, limits, vocabulary=geometry.vocabulary, longest=longest)
+        self._grammars = grammars or Grammars()
+        self._matchers: dict[str, TokenMatcher] = {}
         self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # K and V of sequences that have not run yet
         self._closed = False
 
@@ -105,7 +109,11 @@ class DecoderEngine(BatchedEngine):
         """
         known = len(sequence.prompt_ids) + len(sequence.generated_ids)
         kept = usable_tokens(self._stage.pool.shape, kv, known)
+        vocabulary = self._stage.bound.geometry.vocabulary
+        matcher = self._grammars.matcher(sequence.sampling, vocabulary, sequence.generated_ids)
         self._queue(sequence, kept)
+        if matcher is not None:
+            self._matchers[sequence.request_id] = matcher
         if kept:
             self._arriving[sequence.request_id] = tuple(kv)
 
@@ -142,6 +150,7 @@ class DecoderEngine(BatchedEngine):
 
     def _forget(self, request_id: str) -> None:
         self._arriving.pop(request_id, None)
+        self._matchers.pop(request_id, None)
 
     def _run(self, plan: StepPlan) -> tuple[Sequence[str], list[SampledToken]]:
         """Run a step; return the ids of the sequences that get a token, and their tokens."""
@@ -161,8 +170,9 @@ class DecoderEngine(BatchedEngine):
                     position=len(live.tokens),
                     generated=live.generated,
                     tokens=live.tokens,
+                    matcher=self._matchers.get(request_id),
                 )
-                for live in (self._sequences[request_id] for request_id in sampled)
+                for request_id, live in ((one, self._sequences[one]) for one in sampled)
             ]
             return sampled, sample(logits, draws)
 

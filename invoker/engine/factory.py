@@ -14,6 +14,7 @@ from invoker.engine.contract import (
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.decoder_models import is_decoder
 from invoker.engine.encoders.engine import EncoderEngine, is_encoder
+from invoker.engine.grammars import Grammars
 from invoker.engine.image_views import compute_dtype, is_aligned
 from invoker.engine.kv.budget import TYPICAL_TOKENS
 from invoker.engine.kv.cache import pages_for
@@ -44,6 +45,10 @@ class EngineFactory(Protocol):
         self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None, max_concurrency: int
     ) -> GenerateEngine | ComputeEngine: ...
 
+    def add_tokenizer(self, digest: str, content: bytes) -> None:
+        """Keep a tokenizer.json for sequences with a grammar."""
+        ...
+
     def check(self, spec: ModelSpec) -> None:
         """Raise UnsupportedModel if there is no engine for the model; no bytes of the image are read."""
         ...
@@ -70,6 +75,12 @@ class _NoMemory:
 class TorchEngineFactory:
     """The factory of torch engines."""
 
+    def __init__(self) -> None:
+        self._grammars = Grammars()
+
+    def add_tokenizer(self, digest: str, content: bytes) -> None:
+        self._grammars.add_tokenizer(digest, content)
+
     def kv_bytes(self, spec: ModelSpec, max_concurrency: int) -> tuple[int, int]:
         architecture = spec.manifest.architecture
         if is_emulated(architecture):
@@ -88,7 +99,8 @@ class TorchEngineFactory:
         if is_encoder(spec.manifest.architecture):
             return EncoderEngine(spec, region, region.device)
         sequences = max_sequences_for(max_concurrency)
-        return DecoderEngine(spec, region, 0 if kv is None else kv, max_sequences=sequences)
+        memory = 0 if kv is None else kv
+        return DecoderEngine(spec, region, memory, max_sequences=sequences, grammars=self._grammars)
 
     def check(self, spec: ModelSpec) -> None:
         region = _NoMemory(nbytes=spec.manifest.nbytes)
@@ -102,7 +114,7 @@ class TorchEngineFactory:
         return is_decoder(spec.manifest.architecture) and all(map(is_aligned, spec.manifest.tensors))
 
     def make_stage(self, spec: ModelSpec, region: DeviceRegion, kv: DeviceRegion | None) -> Stage:
-        return StageEngine(spec, region, 0 if kv is None else kv)
+        return StageEngine(spec, region, 0 if kv is None else kv, grammars=self._grammars)
 
 
 def kv_bytes_needed(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from invoker.engine.grammars import TokenMatcher
 from registry.messages.node import Sampling, TokenLogprob
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -19,21 +20,23 @@ class SamplingRow:
     """One row of logits: its sampling parameters, and the position of the token to sample.
 
     `tokens` are those before it, of which the last `generated` were sampled; empty where the parameters do
-    not count tokens.
+    not count tokens. `matcher` is its state in its grammar.
     """
 
     sampling: Sampling
     position: int
     generated: int = 0
     tokens: Sequence[int] = ()
+    matcher: TokenMatcher | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """A sampled token. `token_id` is None if the logits were not numbers."""
+    """A sampled token. `token_id` is None if there is none, with the reason as `error`."""
 
     token_id: int | None
     logprob: TokenLogprob | None
+    error: str = ""
 
 
 def _signed(word: int) -> int:
@@ -64,7 +67,7 @@ def uniforms(
 
 
 def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledToken]:
-    """Sample one token for each row of `logits`, `[rows, vocabulary]`."""
+    """Sample one token for each row of `logits`, `[rows, vocabulary]`; matchers accept theirs."""
     raw = logits.float()
     logits = _changed(raw, draws)
     random_rows = [i for i, draw in enumerate(draws) if draw.sampling.temperature > 0]
@@ -79,11 +82,21 @@ def sample(logits: torch.Tensor, draws: Sequence[SamplingRow]) -> list[SampledTo
     picked = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
     tokens = chosen.tolist()
     valid = torch.isfinite(picked).tolist()
+    for token, ok, draw in zip(tokens, valid, draws, strict=True):
+        if ok and draw.matcher is not None:
+            draw.matcher.accept(token)
     logprobs = _logprobs(raw, chosen, draws)
     return [
-        SampledToken(token_id=token if ok else None, logprob=logprob if ok else None)
-        for token, ok, logprob in zip(tokens, valid, logprobs, strict=True)
+        SampledToken(token_id=token, logprob=logprob)
+        if ok
+        else SampledToken(token_id=None, logprob=None, error=_error(draw))
+        for token, ok, logprob, draw in zip(tokens, valid, logprobs, draws, strict=True)
     ]
+
+
+def _error(draw: SamplingRow) -> str:
+    failed = "" if draw.matcher is None else draw.matcher.error
+    return f"the grammar failed: {failed}" if failed else "the model's output is not a number"
 
 
 def _changed(raw: torch.Tensor, draws: Sequence[SamplingRow]) -> torch.Tensor:
@@ -104,6 +117,8 @@ def _change(logits: torch.Tensor, draw: SamplingRow) -> None:
     def ids(tokens: Sequence[int]) -> torch.Tensor:
         return torch.tensor(tokens, dtype=torch.long, device=logits.device)
 
+    if draw.matcher is not None:
+        draw.matcher.forbid(logits)
     if sampling.allowed_token_ids:
         allowed = ids(sampling.allowed_token_ids)
         kept = logits[allowed]

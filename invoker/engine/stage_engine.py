@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from invoker.engine.contract import DeviceRegion, ModelSpec
+from invoker.engine.contract import DeviceRegion, EngineError, ModelSpec
 from invoker.engine.decoder_models import Geometry
 from invoker.engine.device_memory import kv_memory
+from invoker.engine.grammars import Grammars, TokenMatcher
 from invoker.engine.kv.cache import KvPool, pages_for
 from invoker.engine.kv.pages import OutOfPages, PageAllocator
 from invoker.engine.kv.slices import KvSlice, export_kv
@@ -37,11 +38,12 @@ logger = logging.getLogger(__name__)
 class _StageSequence:
     """A sequence of which this stage holds K and V of the first `cached` tokens.
 
-    `tokens` are all tokens so far, if samples depend on them.
+    `tokens` are all tokens so far, if samples depend on them; `matcher` is its state in its grammar.
     """
 
     opening: OpenSequence
     tokens: list[int]
+    matcher: TokenMatcher | None
     pages: tuple[int, ...] = ()
     cached: int = 0
 
@@ -61,8 +63,10 @@ class StageEngine:
         kv: DeviceRegion | int,
         *,
         path: LayerPath = LayerPath.AUTO,
+        grammars: Grammars | None = None,
     ) -> None:
         bound = bind(spec, region, path)
+        self._grammars = grammars or Grammars()
         self.geometry: Geometry = bound.geometry
         self.layers = (bound.first, bound.last)
         self.has_head = bound.has_head
@@ -91,7 +95,9 @@ class StageEngine:
         for opening in step.opened:
             if opening.sequence in self._held:
                 raise OutOfStep(f"sequence {opening.sequence} is open already in {self!r}")
-            self._held[opening.sequence] = _StageSequence(opening, list(opening.tokens))
+            self._held[opening.sequence] = _StageSequence(
+                opening, list(opening.tokens), self._matcher(opening)
+            )
         try:
             with torch.inference_mode():
                 output = self._run(given)
@@ -101,6 +107,16 @@ class StageEngine:
         for chunk in step.chunks:
             self._held[chunk.sequence].cached += chunk.count
         return output
+
+    def _matcher(self, opening: OpenSequence) -> TokenMatcher | None:
+        """Return the matcher of a sequence where its tokens are sampled; one that fails ends it alone."""
+        if not self.has_head:
+            return None
+        generated = opening.tokens[opening.prompt_tokens :]
+        try:
+            return self._grammars.matcher(opening.sampling, self.facts.vocabulary, generated)
+        except EngineError as error:
+            return TokenMatcher(None, str(error))
 
     def finish(self, given: StageInput) -> StageOutput:
         """Sample the tokens: see Stage."""
@@ -227,4 +243,5 @@ class StageEngine:
             position=position,
             generated=position - held.opening.prompt_tokens,
             tokens=held.tokens,
+            matcher=held.matcher,
         )

@@ -12,9 +12,10 @@ from invoker.handlers.errors import HandlerError
 from invoker.instances.instance import Instance
 from invoker.instances.lifecycle import accepted
 from invoker.instances.starting import InstanceContext, check_model, release, start
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.errors import CastError
 from registry.errors import CorruptImage, RegistryError
-from registry.messages.node import CheckModel, StartInstance
+from registry.messages.node import AddTokenizer, CheckModel, StartInstance
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 
@@ -90,6 +91,10 @@ class Instances:
     async def check(self, request: CheckModel) -> None:
         """Check that this node has an engine for a model. Raises UnsupportedModel."""
         await check_model(request, self._context)
+
+    async def add_tokenizer(self, request: AddTokenizer) -> None:
+        """Keep a tokenizer for sequences with a grammar. Raises EngineError."""
+        await run_in_thread(self._context.engines.add_tokenizer, request.digest, request.content)
 
     def _check_fence(self, request: StartInstance) -> None:
         if not request.controller_epoch:

@@ -9,7 +9,7 @@ of times are in the names.
 | StartInstance | InstanceProgress*, InstanceStarted |
 | StopInstance, DropImage, UnpinImage | Done |
 | WarmImage | InstanceProgress*, Done |
-| CheckModel | Done |
+| CheckModel, AddTokenizer | Done |
 | Generate | Tokens+ (the last with `finish_reason`), Usage |
 | Compute | Arrays, Usage |
 | InvokeHandler | HandlerChunk+, Usage |
@@ -23,7 +23,8 @@ of times are in the names.
 
 Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`, `unsupported_model`,
 `out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
-`no_such_pipeline`, `pipeline_lost` (a stage was lost: the call is retried elsewhere), `internal`.
+`no_tokenizer`, `no_such_pipeline`, `pipeline_lost` (a stage was lost: the call is retried elsewhere),
+`internal`.
 """
 
 from typing import Annotated, Literal
@@ -129,6 +130,13 @@ class CheckModel(Message, frozen=True, kw_only=True):
     context_length: int
 
 
+class AddTokenizer(Message, frozen=True, kw_only=True):
+    """A tokenizer.json of that SHA-256, for sequences with a grammar; the node keeps the last used ones."""
+
+    digest: str
+    content: bytes
+
+
 class UnpinImage(Message, frozen=True, kw_only=True):
     """A request to unpin the host's copy of the image, which stays like any other copy."""
 
@@ -149,7 +157,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     identically on another node. `logprobs`: None, or the number of alternatives. The other parameters are as
     in vLLM: penalties count the tokens so far (frequency and presence those generated), `logit_bias` are
     pairs of token id and what its logit gets, only `allowed_token_ids` are sampled (empty: all), and no
-    token that ends the sequence within its first `min_tokens`.
+    token that ends the sequence within its first `min_tokens`. The text follows `grammar` (llguidance's;
+    empty: any), for which the node needs the tokenizer.json of the digest `tokenizer`.
     """
 
     max_tokens: int
@@ -168,11 +177,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
+    tokenizer: str = ""
 
     @property
     def counts_tokens(self) -> bool:
         """Whether a sample depends on which tokens there are so far."""
-        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1)
+        penalties = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.grammar)
 
     @property
     def changes_logits(self) -> bool:
@@ -285,6 +297,7 @@ Request = (
     | StopInstance
     | WarmImage
     | CheckModel
+    | AddTokenizer
     | DropImage
     | UnpinImage
     | Generate

@@ -77,7 +77,7 @@ class SequenceTable:
                 request_id=request_id, token_id=None, logprob=None, finish_reason="", work=work
             )
         if sampled.token_id is None:
-            return failed_output(request_id, "the model's output is not a number", work)
+            return failed_output(request_id, sampled.error, work)
         live = self._live[request_id]
         live.tokens.append(sampled.token_id)
         live.generated += 1
