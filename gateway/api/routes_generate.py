@@ -12,6 +12,7 @@ from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.limits import decode, read_body
 from gateway.inference.assets import ModelAssets
+from gateway.inference.grammar import TextGrammar, requested_grammar
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
@@ -80,6 +81,7 @@ class GenerateRoutes:
             max_tokens=payload.max_tokens,
             default_tokens=_COMPLETION_DEFAULT_TOKENS,
             logprobs=payload.logprobs,
+            grammar=await _grammar(payload, version, assets),
         )
         if payload.echo:
             texts = await asyncio.to_thread(_texts, given, assets)
@@ -107,6 +109,7 @@ class GenerateRoutes:
             max_tokens=payload.max_completion_tokens or payload.max_tokens,
             default_tokens=None,
             logprobs=logprobs,
+            grammar=await _grammar(payload, version, assets),
         )
         options = self._options("chatcmpl", context, assets, payload, logprobs)
         return self._reply(context, version, assets, choices, ChatFormat(options), payload)
@@ -137,6 +140,7 @@ class GenerateRoutes:
         max_tokens: int | None,
         default_tokens: int | None,
         logprobs: int | None,
+        grammar: TextGrammar | None,
     ) -> list[GenerationChoice]:
         each = payload.n or 1
         choices: list[GenerationChoice] = []
@@ -153,7 +157,9 @@ class GenerateRoutes:
             budget = min(budget, most) if bounded else budget
             for _ in range(each):
                 index = len(choices)
-                sampling = make_sampling(payload, assets, max_tokens=budget, logprobs=logprobs, index=index)
+                sampling = make_sampling(
+                    payload, assets, max_tokens=budget, logprobs=logprobs, index=index, grammar=grammar
+                )
                 choices.append(
                     GenerationChoice(
                         index=index, prompt_ids=prompt, sampling=sampling, stops=stop_strings(payload)
@@ -202,6 +208,22 @@ class GenerateRoutes:
 
 def _include_usage(payload: GenerateFields) -> bool:
     return bool(payload.stream_options and payload.stream_options.include_usage)
+
+
+async def _grammar(
+    payload: GenerateFields, version: FunctionVersion, assets: ModelAssets
+) -> TextGrammar | None:
+    """Return the grammar of the request's text, None without one. Raises BadRequest."""
+    grammar = await asyncio.to_thread(requested_grammar, payload)
+    if not grammar:
+        return None
+    if assets.tokenizer is None or not assets.eos_token_ids:
+        raise BadRequest(
+            f"function {version.function!r} has no tokenizer or no end token: its texts follow no grammar"
+        )
+    if payload.ignore_eos:
+        raise BadRequest("ignore_eos and a grammar exclude each other: it ends the text", param="ignore_eos")
+    return TextGrammar(grammar=grammar, tokenizer=version.assets["tokenizer.json"])
 
 
 def _texts(prompts: Sequence[Prompt], assets: ModelAssets) -> list[str]:

@@ -9,9 +9,9 @@ from registry.messages.node import ImageHolder, ImageRef
 from registry.records.function import FunctionTask, FunctionVersion
 
 _MANIFEST_LIMIT = 64 << 20
-_FILE_LIMIT = 16 << 20
+_FILE_LIMIT = 64 << 20
 _CACHE_BYTES = 128 << 20
-# Files that a node needs besides the image; tokenizer files stay at the gateway.
+# Files that a node needs besides the image; tokenizers are sent for grammars only.
 _MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json")
 
 
@@ -35,6 +35,10 @@ class StartAssets:
             for name in names
             if name in version.assets
         }
+
+    async def file(self, version: FunctionVersion, name: str) -> bytes:
+        """Return one file. Raises NotFound, ImageError."""
+        return await self._read(version.assets[name], _FILE_LIMIT)
 
     async def image_ref(
         self, version: FunctionVersion, holders: tuple[ImageHolder, ...], cast: CastPlan | None = None

@@ -32,6 +32,7 @@ from gateway.dispatch.call_mover import CallMover
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.dispatcher import CallDispatcher, DispatchSettings
 from gateway.dispatch.progress import StartProgress
+from gateway.dispatch.tokenizers import TokenizerSender
 from gateway.live.coordinator import LiveCoordinator
 from gateway.live.publisher import LiveStatePublisher
 from gateway.planning.cast_planner import CastPlanner
@@ -195,10 +196,11 @@ def _assemble(
     leadership = Leadership(
         state, gateway_id, changes, clock, ttl_s=settings.lease_ttl_s, seen=lambda: state_cache.fence
     )
-    dispatcher = CallDispatcher(
-        cluster, channels, progress, admission, loads, work, settings=settings.dispatch
-    )
     assets = StartAssets(blobs)
+    tokenizers = TokenizerSender(channels, assets)
+    dispatcher = CallDispatcher(
+        cluster, channels, progress, admission, loads, work, tokenizers, settings=settings.dispatch
+    )
     vault = SecretVault(state, settings.cluster_secret)
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state), vault)
     publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)

@@ -18,6 +18,7 @@ from gateway.dispatch.execution import ReplicaOutcome, RequestExecution
 from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import CallTokens, ReplicaSlots, concurrency_of
+from gateway.dispatch.tokenizers import TokenizerSender
 from gateway.planning.placement import unschedulable_reason
 from registry.records.change import InstanceChanged
 from registry.records.function import ScalingMode
@@ -66,6 +67,7 @@ class CallDispatcher:
         admission: Admission,
         demand: DemandPublisher,
         load: ChangeCondition,
+        tokenizers: TokenizerSender,
         *,
         rng: random.Random | None = None,
         settings: DispatchSettings | None = None,
@@ -74,6 +76,7 @@ class CallDispatcher:
         self.counts = DispatchCounts()
         self.pipeline_calls = PipelineCalls()
         self.deadlines = DeadlineTimer()
+        self.tokenizers = tokenizers
         self._state_cache = cluster.state_cache
         self._changes = cluster.changes
         self.links = links

@@ -20,6 +20,7 @@ from gateway.dispatch.admission import QueuedRequest
 from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
 from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
 from gateway.dispatch.targets import UnfinishedRequest
+from gateway.dispatch.tokenizers import TokenizerSender
 from rdmacast.aio.shielded import run_shielded
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
@@ -51,6 +52,7 @@ _REFUSALS = {
     "draining": ReplicaOutcome.DRAINING,
     "no_such_instance": ReplicaOutcome.GONE,
     "overloaded": ReplicaOutcome.FULL,
+    "no_tokenizer": ReplicaOutcome.FULL,  # it has dropped it: it is sent again
     "no_such_pipeline": ReplicaOutcome.GONE,
     "pipeline_lost": ReplicaOutcome.STAGE_LOST,
 }
@@ -66,6 +68,12 @@ _ERRORS = {
     "draining": ("draining", 503),
     "overloaded": ("overloaded", 503),
 }
+
+
+def _nodes_of(server: Replica) -> tuple[str, ...]:
+    if isinstance(server, PipelineReplica):
+        return tuple(stage.node for stage in server.pipeline.stages)
+    return (server.node,)
 
 
 class _State(Enum):
@@ -100,6 +108,9 @@ class RequestRouter(Protocol):
 
     @property
     def pipeline_calls(self) -> PipelineCalls: ...
+
+    @property
+    def tokenizers(self) -> TokenizerSender: ...
 
     def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None: ...
 
@@ -245,12 +256,18 @@ class RequestExecution(OpenCall):
             raise ChannelClosed(f"no channel to {instance.node}")
         replica_call = self._new_replica_call(instance, client)
         self._outputs_before = self.outputs
+        if self._has_grammar:
+            await self._router.tokenizers.send(self.call.version, _nodes_of(instance))
         opened = client.call(self._work(replica_call, instance))
         await opened.__aenter__()
         self._opened, self._state = opened, _State.RUNNING
         if isinstance(instance, PipelineReplica):
             self._pipeline = instance.instance_id
             self._router.pipeline_calls.begin(instance.instance_id, self)
+
+    @property
+    def _has_grammar(self) -> bool:
+        return isinstance(self.call.work, Generate) and bool(self.call.work.sampling.grammar)
 
     def _close(self) -> None:
         opened, self._opened = self._opened, None
@@ -278,6 +295,8 @@ class RequestExecution(OpenCall):
             if refusal is None or (self.outputs and not isinstance(self.call.work, Generate)):
                 raise self._translated(error) from error
             outcome = refusal
+            if error.code == "no_tokenizer":
+                self._router.tokenizers.forget(instance.node)
             if outcome not in _MAYBE_STARTED and self.outputs == self._outputs_before:
                 del self._replica_calls[self._current :]  # rejected before it began
                 self._tries -= 1

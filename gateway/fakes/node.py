@@ -19,6 +19,7 @@ from registry.errors import RemoteError
 from registry.messages.live import HandOffCalls, OpenPipeline
 from registry.messages.node import (
     Acknowledged,
+    AddTokenizer,
     Array,
     Arrays,
     CallsUsed,
@@ -131,6 +132,7 @@ class FakeNode:
         self._ttl_s = ttl_s
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
+        self.tokenizers: list[str] = []  # digests, as they arrived
         self.refusals: dict[str, str] = {}  # of images that no engine here can run
         self._record = _record(id_, **facts)
 
@@ -212,6 +214,9 @@ class FakeNode:
             case CheckModel(image=image):
                 if refusal := self.refusals.get(image.image):
                     raise RemoteError("unsupported_model", refusal)
+                await send(Acknowledged())
+            case AddTokenizer(digest=digest):
+                self.tokenizers.append(digest)
                 await send(Acknowledged())
             case UnpinImage(image=digest):
                 await self._mark(digest, pinned=False)

@@ -11,6 +11,7 @@ from gateway.core.errors import BadRequest
 from gateway.core.open_call import OpenCall
 from gateway.inference.assets import ModelAssets
 from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
+from gateway.inference.grammar import TextGrammar
 from gateway.requests.billed_request import BilledRequest
 from gateway.schemas.openai import GenerateFields
 from registry.messages.node import Generate, RequestUsage, Sampling, TokenLogprob, Tokens
@@ -69,7 +70,13 @@ class ChoiceCallbacks:
 
 
 def make_sampling(
-    request: GenerateFields, assets: ModelAssets, *, max_tokens: int, logprobs: int | None, index: int
+    request: GenerateFields,
+    assets: ModelAssets,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    index: int,
+    grammar: TextGrammar | None = None,
 ) -> Sampling:
     """Return the sampling of choice `index`; choices of one seed differ, and are reproducible."""
     seed = secrets.randbits(63) if request.seed is None else (request.seed + index) % _SEEDS
@@ -91,6 +98,8 @@ def make_sampling(
         min_tokens=_min_tokens(request.min_tokens or 0, max_tokens),
         logit_bias=_logit_bias(request.logit_bias or {}),
         allowed_token_ids=tuple(request.allowed_token_ids or ()),
+        grammar="" if grammar is None else grammar.grammar,
+        tokenizer="" if grammar is None else grammar.tokenizer,
     )
 
 

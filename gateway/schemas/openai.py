@@ -39,8 +39,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that completions and chat share.
 
-    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `allowed_token_ids`, `stop_token_ids`, `ignore_eos`
-    and `return_token_ids` are as in vLLM.
+    `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `allowed_token_ids`, `stop_token_ids`, `ignore_eos`,
+    `return_token_ids`, `structured_outputs` and `guided_…` are as in vLLM.
     """
 
     model: Name
@@ -66,22 +66,22 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
     user: ShortWords | None = None
-    # Fields of vLLM and OpenAI that are not implemented: see `refuse_unsupported`.
-    add_special_tokens: bool | None = None
-    bad_words: Any = None
-    echo: bool | None = None
+    response_format: Object | None = None
+    structured_outputs: Object | None = None
     guided_choice: Any = None
     guided_grammar: Any = None
     guided_json: Any = None
     guided_regex: Any = None
+    # Fields of vLLM and OpenAI that are not implemented: see `refuse_unsupported`.
+    add_special_tokens: bool | None = None
+    bad_words: Any = None
+    echo: bool | None = None
     include_stop_str_in_output: bool | None = None
     logits_processors: Any = None
     prompt_logprobs: Any = None
-    response_format: Object | None = None
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    structured_outputs: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: bool | None = None
 
@@ -188,15 +188,12 @@ _UNSUPPORTED: Mapping[str, object] = {
     **dict.fromkeys(("return_tokens_as_token_ids", "continue_final_message"), False),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), True),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), None),
-    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), None),
     **dict.fromkeys(("audio", "chat_template", "mm_processor_kwargs", "web_search_options"), None),
     "bad_words": [],
     "documents": [],
     "functions": [],
     "logits_processors": [],
     "modalities": ["text"],
-    "response_format": {"type": "text"},
-    "structured_outputs": None,
     "suffix": "",
     "tool_choice": "auto",
 }

@@ -1,6 +1,7 @@
 """What the official openai client sees when something goes wrong, and what of it is billed."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import openai
@@ -106,6 +107,66 @@ async def test_what_the_dispatcher_refuses(stream: bool) -> None:
         assert not await gw.state.report(UsageFilter())
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+        {"response_format": {"type": "json_object"}},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA, "regex": None}},
+        {"structured_outputs": {"json_object": True}},
+        {"structured_outputs": {"choice": ["yes", 'n"o']}},
+        {"guided_regex": "[a-f]+"},
+        {"guided_grammar": 'root ::= "a" | "b"'},
+        {"guided_grammar": 'start: "a" | "b"'},
+    ],
+)
+async def test_a_grammar_reaches_the_node_with_its_tokenizer(fields: dict[str, object]) -> None:
+    async with gateway() as gw:
+        version = await gw.add_function("coder", tokenizer=byte_tokenizer(), eos_token_id=257)
+        for extra in (fields, {}):
+            await gw.openai().chat.completions.create(
+                model="coder", messages=[{"role": "user", "content": "x"}], max_tokens=2, extra_body=extra
+            )
+        guided, free = (call.work.sampling for call in gw.dispatcher.calls)  # type: ignore[union-attr]
+        assert guided.grammar and guided.tokenizer == version.assets["tokenizer.json"]
+        assert (free.grammar, free.tokenizer) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"guided_regex": "([0-9"}, "guided_regex", "unclosed character class"),
+        ({"guided_json": {"type": "nope"}}, "guided_json", "nope"),
+        ({"guided_json": "{"}, "guided_json", "guided_json: "),
+        ({"guided_choice": []}, "guided_choice", "1 to 1024 texts"),
+        ({"guided_choice": "a"}, "guided_choice", "1 to 1024 texts"),
+        ({"guided_grammar": "start: ("}, "guided_grammar", "guided_grammar: "),
+        ({"guided_grammar": 7}, "guided_grammar", "must be a text"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "schema is missing"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "exclude each other"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "exclude each other"),
+        ({"guided_choice": ["x" * 200_000]}, "guided_choice", "over 131072 bytes"),
+    ],
+)
+async def test_a_grammar_that_is_none_is_refused(fields: dict[str, object], param: str, message: str) -> None:
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer(), eos_token_id=257)
+        with pytest.raises(openai.BadRequestError, match=message) as refused:
+            await gw.openai().completions.create(model="coder", prompt="x", extra_body=fields)
+        assert refused.value.param == param
+
+
+async def test_a_function_without_a_tokenizer_follows_no_grammar() -> None:
+    async with gateway() as gw:
+        await gw.add_function("ids")
+        with pytest.raises(openai.BadRequestError, match="no tokenizer"):
+            await gw.openai().completions.create(model="ids", prompt=[1, 2], extra_body={"guided_regex": "a"})
+
+
 @pytest.mark.parametrize(
     ("field", "value", "near"),
     [("temprature", 0.5, "temperature"), ("max_token", 3, "max_tokens"), ("stops", ["x"], "stop")],
@@ -166,9 +227,9 @@ async def test_echo_puts_the_prompt_first(prompt: str | list[int] | list[str]) -
 
 
 async def test_fields_that_are_not_implemented_are_refused_unless_without_effect() -> None:
-    refused = {"guided_regex": "[0-9]+", "bad_words": ["a"], "include_stop_str_in_output": True}
-    refused |= {"guided_json": {}, "prompt_logprobs": 0, "truncate_prompt_tokens": 3, "use_beam_search": True}
-    refused |= {"skip_special_tokens": False, "structured_outputs": {"choice": ["a"]}}
+    refused = {"bad_words": ["a"], "include_stop_str_in_output": True, "skip_special_tokens": False}
+    refused |= {"prompt_logprobs": 0, "truncate_prompt_tokens": 3, "use_beam_search": True}
+    refused |= {"structured_outputs": {"structural_tag": "x"}, "response_format": {"type": "structural_tag"}}
     of_chat = {"chat_template": "x", "add_generation_prompt": False, "modalities": ["audio"]}
     of_chat |= {
         "echo": True,

@@ -1,6 +1,7 @@
 """The official openai client against a running platform, with a real model."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,35 @@ def test_sampling_is_repeatable_and_stops(client: OpenAI, coder: str) -> None:
     again = client.completions.create(**options, seed=5, stop=["\n"])
     assert first.choices[0].text == again.choices[0].text
     assert "\n" not in first.choices[0].text
+
+
+def test_texts_follow_a_schema_and_choices(client: OpenAI, coder: str) -> None:
+    kinds = {"ok": {"type": "boolean"}, "kind": {"enum": ["left", "right"]}}
+    schema = {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
+    for temperature in (0, 1):
+        answer = client.chat.completions.create(
+            model=coder,
+            messages=[{"role": "user", "content": "Which way?"}],
+            max_tokens=60,
+            temperature=temperature,
+            response_format={"type": "json_schema", "json_schema": {"name": "way", "schema": schema}},
+        )
+        made = json.loads(answer.choices[0].message.content or "")
+        assert isinstance(made["ok"], bool) and made["kind"] in ("left", "right")
+        assert answer.choices[0].finish_reason == "stop"
+    chosen = client.completions.create(
+        model=coder, prompt="Yes or no?", n=4, extra_body={"guided_choice": ["yes", "no"]}
+    )
+    assert {choice.text for choice in chosen.choices} <= {"yes", "no"}
+
+
+def test_penalties_change_the_text(client: OpenAI, coder: str) -> None:
+    options = {"model": coder, "prompt": "class A:", "max_tokens": 24, "temperature": 0}
+    plain = client.completions.create(**options).choices[0].text
+    penalised = client.completions.create(**options, extra_body={"repetition_penalty": 1.8}).choices[0].text
+    assert plain != penalised
+    echoed = client.completions.create(**options, echo=True).choices[0].text
+    assert echoed == "class A:" + plain
 
 
 def test_logprobs(client: OpenAI, coder: str) -> None:

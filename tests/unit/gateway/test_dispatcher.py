@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gateway.control.assembly import ControlSettings
@@ -13,7 +15,7 @@ from gateway.dispatch.execution import ReplicaOutcome
 from gateway.fakes.node import tokens_after
 from registry.errors import RemoteError, StateUnavailable
 from registry.memory.state import MemoryState
-from registry.messages.node import HandlerChunk, InvokeHandler, RequestUsage, Tokens
+from registry.messages.node import Generate, HandlerChunk, InvokeHandler, RequestUsage, Tokens
 from registry.records.change import VersionLoad
 from registry.records.function import FunctionTask, Scaling, ScalingMode
 from tests.fixtures.control import ask, make_call, open_cluster
@@ -200,6 +202,28 @@ async def test_errors_of_the_node_are_translated() -> None:
                 await ask(cluster.control, make_call(version))
             assert (caught.value.code, caught.value.status) == expected
             assert ("(request " in str(caught.value)) == (code == "handler_error")
+
+
+async def test_a_node_gets_a_tokenizer_before_the_first_call_with_a_grammar() -> None:
+    async with open_cluster(1) as cluster:
+        version = replace(await cluster.deploy(), assets={"tokenizer.json": "ab" * 32})
+        node = cluster.nodes["n0"]
+
+        def guided(number: int) -> FunctionCall:
+            call = make_call(version, request_id=f"g{number}")
+            assert isinstance(call.work, Generate)
+            sampling = msgspec.structs.replace(call.work.sampling, grammar="start: /a/", tokenizer="ab" * 32)
+            work = msgspec.structs.replace(call.work, sampling=sampling)
+            return msgspec.structs.replace(call, work=work)
+
+        await ask(cluster.control, make_call(version, request_id="free"))
+        assert node.tokenizers == []
+        for number in range(2):
+            await ask(cluster.control, guided(number))
+        assert node.tokenizers == ["ab" * 32]
+        node.call_errors.append(RemoteError("no_tokenizer", "dropped"))
+        await ask(cluster.control, guided(3))
+        assert node.tokenizers == ["ab" * 32] * 2
 
 
 async def test_a_start_that_fails_everywhere_fails_the_held_calls_with_its_reason() -> None:

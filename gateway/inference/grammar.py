@@ -1,0 +1,124 @@
+"""The grammar that a request wants its text to follow: JSON, a schema, a regex, choices or a grammar."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from gateway.core.errors import BadRequest
+from gateway.schemas.openai import GenerateFields
+
+MAX_GRAMMAR_BYTES = 128 << 10
+_MAX_CHOICES = 1024
+_KINDS = ("json", "regex", "choice", "grammar")
+_ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextGrammar:
+    """A grammar in llguidance's form, and the digest of the tokenizer.json with which texts follow it."""
+
+    grammar: str
+    tokenizer: str
+
+
+def requested_grammar(request: GenerateFields) -> str:
+    """Return the grammar of the request's text, checked, "" for none. It may take long. Raises BadRequest."""
+    found = [
+        (param, kind, value)
+        for param, kind, value in (
+            *_of_response_format(request.response_format),
+            *_of_structured_outputs(request.structured_outputs),
+            *((f"guided_{kind}", kind, getattr(request, f"guided_{kind}")) for kind in _KINDS),
+        )
+        if value is not None
+    ]
+    if not found:
+        return ""
+    param, kind, value = found[0]
+    if len(found) > 1:
+        raise BadRequest(f"{param} and {found[1][0]} exclude each other: a text follows one", param=param)
+    try:
+        grammar = _grammar(kind, value)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadRequest(f"{param}: {error}", param=param) from error
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        raise BadRequest(f"{param} has over {MAX_GRAMMAR_BYTES} bytes", param=param)
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if is_error:
+        raise BadRequest(f"{param}: {messages[0]}", param=param)
+    return grammar
+
+
+def _of_response_format(given: object) -> list[tuple[str, str, object]]:
+    if given is None:
+        return []
+    param = "response_format"
+    if not isinstance(given, Mapping):
+        raise BadRequest(f"{param} must be an object", param=param)
+    match given.get("type"):
+        case "text":
+            return []
+        case "json_object":
+            return [(param, "json", _ANY_OBJECT)]
+        case "json_schema":
+            schema = given.get("json_schema")
+            schema = schema.get("schema") if isinstance(schema, Mapping) else None
+            if schema is None:
+                raise BadRequest(f"{param}.json_schema.schema is missing", param=param)
+            return [(param, "json", schema)]
+        case kind:
+            raise BadRequest(
+                f"{param} of type {kind!r} is not supported: text, json_object or json_schema",
+                param=param,
+                code="unsupported_parameter",
+            )
+
+
+def _of_structured_outputs(given: object) -> list[tuple[str, str, object]]:
+    if given is None:
+        return []
+    param = "structured_outputs"
+    if not isinstance(given, Mapping):
+        raise BadRequest(f"{param} must be an object", param=param)
+    set_keys = {key: value for key, value in given.items() if value is not None}
+    if set_keys.pop("json_object", None):
+        set_keys["json"] = _ANY_OBJECT
+    for key in set_keys:
+        if key not in _KINDS:
+            raise BadRequest(
+                f"{param}.{key} is not supported: {', '.join(_KINDS)} or json_object",
+                param=param,
+                code="unsupported_parameter",
+            )
+    return [(param, key, value) for key, value in set_keys.items()]
+
+
+def _grammar(kind: str, value: object) -> str:
+    """Return the grammar of one field. Raises ValueError, TypeError."""
+    match kind, value:
+        case "json", str():
+            return _of_schema(value)
+        case "json", dict():
+            return _of_schema(json.dumps(value))
+        case "regex", str():
+            return LLMatcher.grammar_from_regex(value)
+        case "choice", [*choices] if 0 < len(choices) <= _MAX_CHOICES and all(map(_is_text, choices)):
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+        case "choice", _:
+            raise ValueError(f"must be a list of 1 to {_MAX_CHOICES} texts")
+        case "grammar", str():
+            return LLMatcher.grammar_from_lark(any_to_lark(value))
+        case _:
+            raise ValueError("must be a text" if kind != "json" else "must be a schema")
+
+
+def _of_schema(schema: str) -> str:
+    # Small models fall into endless white space where it is allowed; a schema's `x-guidance` allows it.
+    return LLMatcher.grammar_from_json_schema(schema, {"whitespace_flexible": False})
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
