@@ -12,11 +12,11 @@ from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.limits import decode, read_body
 from gateway.inference.assets import ModelAssets
-from gateway.inference.grammar import TextGrammar, requested_grammar
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
+from gateway.requests.grammar import TextGrammar, requested_grammar
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import wrong_task
 from gateway.schemas.openai import (
@@ -229,12 +229,15 @@ async def _grammar(
 def _texts(prompts: Sequence[Prompt], assets: ModelAssets) -> list[str]:
     """Return the prompts as texts. Raises BadRequest for token ids without a tokenizer."""
     tokenizer = assets.tokenizer
-    if tokenizer is None and not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadRequest("echo of token ids needs a function with a tokenizer", param="echo")
-    return [
-        prompt if isinstance(prompt, str) or tokenizer is None else tokenizer.decode(prompt, False)
-        for prompt in prompts
-    ]
+
+    def text(prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if tokenizer is None:
+            raise BadRequest("echo of token ids needs a function with a tokenizer", param="echo")
+        return tokenizer.decode(prompt, skip_special_tokens=False)
+
+    return [text(prompt) for prompt in prompts]
 
 
 def plain_messages(given: Sequence[Object], *, limit: int) -> list[Object]:

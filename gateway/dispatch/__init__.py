@@ -12,4 +12,5 @@
 - `replica_calls`: the work of each replica on a call, and its usage
 - `router`: the choice of a replica, and its slots
 - `targets`: shortest-completion-time routing beside pipelines
+- `tokenizers`: the tokenizers that nodes need for grammars
 """

@@ -7,6 +7,7 @@
 - `functions`: names to function versions
 - `generation`: the choices of a generation
 - `generation_reply`: the response of a generation
+- `grammar`: the grammar that a request's text follows
 - `handler_reply`: the response of a custom handler
 - `middleware`: the layer around all requests
 - `routing`: routes from the table of operations

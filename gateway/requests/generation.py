@@ -11,8 +11,8 @@ from gateway.core.errors import BadRequest
 from gateway.core.open_call import OpenCall
 from gateway.inference.assets import ModelAssets
 from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
-from gateway.inference.grammar import TextGrammar
 from gateway.requests.billed_request import BilledRequest
+from gateway.requests.grammar import TextGrammar
 from gateway.schemas.openai import GenerateFields
 from registry.messages.node import Generate, RequestUsage, Sampling, TokenLogprob, Tokens
 

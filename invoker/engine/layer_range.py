@@ -6,7 +6,6 @@ states of the previous stage; the one behind it ends the run. Whatever the model
 """
 
 import contextlib
-import functools
 import inspect
 import re
 from typing import Any
@@ -23,7 +22,9 @@ from invoker.engine.decoder_models import window_of
 from invoker.engine.kv.cache import KvPool
 from invoker.engine.layout import AttentionMetadata
 
+# A decoder that takes the first item of what its layers return.
 _FIRST_OF_PAIR = re.compile(r"\bhidden_states = \w*outputs?\[0\]")
+_SOURCES: dict[str, str] = {}  # of the forward of each class: a few for each architecture
 _MAX_TABLE_ITEMS = 1 << 26  # of a table that is in no checkpoint, as rotary frequencies
 
 
@@ -42,7 +43,7 @@ class LayerRange:
         self.layers_name, layers = _find_layers(model, self._base, model.config.num_hidden_layers)
         inside = set(layers.modules())
         self._around = {name: module for name, module in model.named_modules() if module not in inside}
-        self._pairs = _takes_pairs(type(self._base))
+        self._pairs = _FIRST_OF_PAIR.search(_source(self._base)) is not None
         for index in range(first, last):
             window = window_of(model.config, index)
             place = PagedPlace(step=self._step, layer=index - first, window=window)
@@ -108,7 +109,7 @@ class LayerRange:
             return ended.hidden[0]
         finally:
             if self._entry is not None:
-                self._entry.hidden = None
+                self._entry.__dict__["hidden"] = None
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -191,7 +192,7 @@ def _find_layers(model: nn.Module, base: nn.Module, count: int) -> tuple[str, nn
 
 def _place_attention(layer: nn.Module, place: AttentionPlace, device: torch.device) -> None:
     """Give the layer's attention its place. Raises UnsupportedModel unless it has exactly one."""
-    found = [module for module in layer.modules() if adapt(module, device) or _dispatches(type(module))]
+    found = [module for module in layer.modules() if adapt(module, device) or _dispatches(module)]
     if len(found) != 1:
         raise UnsupportedModel(
             f"a layer of the class {type(layer).__name__} has {len(found)} attention modules which can use "
@@ -200,18 +201,19 @@ def _place_attention(layer: nn.Module, place: AttentionPlace, device: torch.devi
     found[0].place = place  # type: ignore[assignment]
 
 
-@functools.cache
-def _dispatches(kind: type[nn.Module]) -> bool:
+def _dispatches(module: nn.Module) -> bool:
     """Return whether a module calls transformers' attention interface."""
-    return kind.__module__.startswith("transformers.models.") and "ALL_ATTENTION_FUNCTIONS" in (
-        inspect.getsource(kind.forward)
-    )
+    return "ALL_ATTENTION_FUNCTIONS" in _source(module)
 
 
-@functools.cache
-def _takes_pairs(decoder: type[nn.Module]) -> bool:
-    """Return whether a decoder expects pairs from its layers, of which it takes the first item."""
-    return _FIRST_OF_PAIR.search(inspect.getsource(inspect.unwrap(decoder.forward))) is not None
+def _source(module: nn.Module) -> str:
+    """Return the source of the forward of a module of transformers, "" for others."""
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    if not kind.startswith("transformers.models."):
+        return ""
+    if kind not in _SOURCES:
+        _SOURCES[kind] = inspect.getsource(inspect.unwrap(type(module).forward))
+    return _SOURCES[kind]
 
 
 def _cut(layers: nn.ModuleList, first: int, last: int, pairs: bool) -> _Entry | None:
