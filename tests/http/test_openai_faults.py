@@ -55,13 +55,13 @@ async def test_error_classes() -> None:
         for bad in (
             {"prompt": [5] * 300},
             {"max_tokens": 300},
-            {"echo": True},
+            {"echo": True, "logprobs": 1},
             {"prompt": [10**6]},
             {"model": "ids", "prompt": "text"},
         ):
             with pytest.raises(openai.BadRequestError):
                 await client.completions.create(**{"model": "coder", "prompt": "x", **bad})
-        for field, value in (("tool_choice", "required"), ("response_format", {"type": "json_object"})):
+        for field, value in (("tool_choice", "required"), ("response_format", {"type": "structural_tag"})):
             with pytest.raises(openai.BadRequestError) as unsupported:
                 await client.chat.completions.create(
                     model="coder", messages=[{"role": "user", "content": "x"}], **{field: value}
