@@ -109,14 +109,18 @@ def decoder_config(architecture: str, raw: Mapping[str, object]) -> Any:
     return config
 
 
-def model_without_weights(architecture: str, config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model on the meta device, with attention over the KV cache. Raises UnsupportedModel."""
+def model_without_weights(architecture: str, config: Any) -> PreTrainedModel:
+    """Return the model on the meta device, with attention over the KV cache. Raises UnsupportedModel.
+
+    It is built in float32, whatever its weights will be: transformers sets the dtype of the whole process
+    while it builds a model.
+    """
     own = architecture in ADAPTED_ARCHITECTURES
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config,
-                dtype=dtype,
+                dtype=torch.float32,
                 attn_implementation="eager" if own else ATTENTION,
                 trust_remote_code=False,
             )

@@ -126,7 +126,7 @@ def _change(logits: torch.Tensor, draw: SamplingRow) -> None:
         logits[allowed] = kept
     if sampling.logit_bias:
         biased, values = zip(*sampling.logit_bias, strict=True)
-        logits.index_add_(0, ids(biased), torch.tensor(values, device=logits.device))
+        logits.index_add_(0, ids(biased), torch.tensor(values, dtype=logits.dtype, device=logits.device))
     if draw.generated < sampling.min_tokens:
         logits[ids(sampling.ending_token_ids)] = float("-inf")
     if sampling.repetition_penalty != 1:

@@ -115,7 +115,8 @@ class _BoundRange:
 
 def _bind_range(spec: ModelSpec, views: ImageViews, config: Any, first: int, last: int) -> StageModel:
     manifest = spec.manifest
-    model = model_without_weights(manifest.architecture, config, views.dtype)
+    model = model_without_weights(manifest.architecture, config)
+    model.config.dtype = views.dtype
     tensors = list(saved_tensors(model))
     sources = TensorSources(model, views.names, tied=manifest.tied_head)
     head = model.get_output_embeddings()
@@ -133,7 +134,8 @@ def _bind_range(spec: ModelSpec, views: ImageViews, config: Any, first: int, las
             runs = first == 0
             if not runs:  # it runs nevertheless, without effect
                 meta = getattr(owner, attribute)
-                nothing = torch.zeros(1, dtype=meta.dtype, device=views.device)
+                dtype = views.dtype if meta.is_floating_point() else meta.dtype
+                nothing = torch.zeros(1, dtype=dtype, device=views.device)
                 set_tensor(owner, attribute, nothing.expand(meta.shape))
         else:
             runs = last == config.num_hidden_layers
@@ -210,7 +212,7 @@ def _key(raw: Mapping[str, object]) -> str:
 @functools.lru_cache(maxsize=64)
 def _probe(architecture: str, raw: str) -> _Probe:
     config = decoder_config(architecture, json.loads(raw))
-    model = model_without_weights(architecture, config, torch.float32)
+    model = model_without_weights(architecture, config)
     place = _ProbePlace()
     in_front = LayerRange(model, 0, 1, torch.device("meta")).probe(place)
     if not place.kv_heads:

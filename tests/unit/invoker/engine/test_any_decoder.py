@@ -30,11 +30,13 @@ NEAR_TIE = 1e-4  # of two logits: a batch computes their last bits in another or
 
 
 @functools.cache
-def _loaded(kind: str) -> tuple[ModelSpec, MemoryRegion, transformers.PreTrainedModel]:
+def _loaded(
+    kind: str, dtype: str = "float32"
+) -> tuple[ModelSpec, MemoryRegion, transformers.PreTrainedModel]:
     transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         model = write_decoder(kind, Path(folder))
-        spec, region = load_image(Path(folder))
+        spec, region = load_image(Path(folder), dtype=dtype)
     return replace(spec, context_length=128), region, model
 
 
@@ -55,6 +57,21 @@ def test_its_tokens_are_those_of_transformers(kind: str) -> None:
         assert (logits.max(dim=-1).values - chosen).max() < NEAR_TIE
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_it_runs_in_bfloat16(kind: str) -> None:
+    spec, region, model = _loaded(kind, "bfloat16")
+    prompt = list(range(3, 30))
+    engine = DecoderEngine(spec, region, 4 << 20, max_sequences=8, prefill_budget=24)
+    tokens = run_all(engine, [sequence("0", prompt, max_tokens=8, ignore_eos=True)])["0"]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    # Of the spread of its logits: the reference computes in float32.
+    assert (logits.max(dim=-1).values - chosen).max() < 0.1 * logits.std() + 0.5
+    whole = _logits(_stages(spec, region, (0, LAYERS)))
+    assert torch.equal(whole, _logits(_stages(spec, region, (0, 1, 3, LAYERS))))
+
+
 def _stages(spec: ModelSpec, region: MemoryRegion, cuts: Sequence[int]) -> list[StageExecutor]:
     stages = []
     for first, last in pairwise(cuts):
@@ -65,7 +82,7 @@ def _stages(spec: ModelSpec, region: MemoryRegion, cuts: Sequence[int]) -> list[
     return stages
 
 
-def _layouts() -> list[StepLayout]:
+def _layouts(dtype: torch.dtype) -> list[StepLayout]:
     """Two prompts, a step of both, and one that mixes prompt and decoding."""
     pages = [(0, 1, 2, 3), (4, 5, 6, 7)]
     steps = [[(0, 20), (0, 7)], [(20, 1), (7, 1)], [(21, 30), (8, 1)]]
@@ -75,7 +92,7 @@ def _layouts() -> list[StepLayout]:
                 Chunk(request_id=str(i), start=start, count=count, pages=pages[i], last=True)
                 for i, (start, count) in enumerate(step)
             ],
-            torch.float32,
+            dtype,
             torch.device("cpu"),
         )
         for step in steps
@@ -85,10 +102,11 @@ def _layouts() -> list[StepLayout]:
 def _logits(stages: Sequence[StageExecutor]) -> torch.Tensor:
     finishing = next(stage for stage in stages if stage.has_head)
     found = []
-    for layout in _layouts():
+    for layout in _layouts(finishing.bound.dtype):
         hidden = torch.arange(layout.tokens) % VOCABULARY
         for stage in stages:
             hidden = stage.forward(hidden, layout)
+            assert hidden.dtype == stage.bound.dtype  # as rows travel between stages
         found.append(finishing.finish(hidden))
     return torch.cat(found)
 
