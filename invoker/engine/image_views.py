@@ -1,6 +1,5 @@
 """Tensors of a model image as views of the memory that holds it."""
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -27,7 +26,6 @@ _STORED: Mapping[str, torch.dtype] = {
 }
 
 
-_LEFTOVERS = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.(attn|attention)\.(masked_)?bias$")
 _SHOWN = 8
 
 
@@ -130,10 +128,10 @@ class ImageViews:
 
 
 def check_names(wanted: Collection[str], found: Collection[str]) -> None:
-    """Compare the names of tensors, but for leftovers of older versions. Raises UnsupportedModel."""
+    """Compare the names of tensors. Raises UnsupportedModel."""
     if missing := set(wanted) - set(found):
         raise UnsupportedModel(f"the checkpoint lacks {_listed(missing)}")
-    if extra := {name for name in set(found) - set(wanted) if not _LEFTOVERS.search(name)}:
+    if extra := set(found) - set(wanted):
         raise UnsupportedModel(f"the checkpoint has tensors that the architecture lacks: {_listed(extra)}")
 
 

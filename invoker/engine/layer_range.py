@@ -45,7 +45,8 @@ class LayerRange:
         self._around = {name: module for name, module in model.named_modules() if module not in inside}
         self._pairs = _FIRST_OF_PAIR.search(_source(self._base)) is not None
         for index in range(first, last):
-            window = window_of(model.config, index)
+            # Most modules name their window. Where only masks have it, the kinds of layers say which.
+            window = window_of(model.config, index) if getattr(model.config, "layer_types", None) else None
             place = PagedPlace(step=self._step, layer=index - first, window=window)
             _place_attention(layers[index], place, device)
         self._entry = _cut(layers, first, last, self._pairs)
@@ -198,6 +199,8 @@ def _place_attention(layer: nn.Module, place: AttentionPlace, device: torch.devi
             f"a layer of the class {type(layer).__name__} has {len(found)} attention modules which can use "
             "this engine's KV cache, not one"
         )
+    if getattr(found[0], "is_causal", True) is False:
+        raise UnsupportedModel(f"{type(found[0]).__name__} attends to later tokens: it generates no text")
     found[0].place = place  # type: ignore[assignment]
 
 

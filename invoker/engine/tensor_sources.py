@@ -53,8 +53,8 @@ class _Merge:
 class TensorSources:
     """The sources of the parameters of `model`, complete and without layers cut off.
 
-    Raises UnsupportedModel unless the image has all tensors of the model, and no others. `tied` is the name
-    of a head that the image has not: it is the embedding.
+    Raises UnsupportedModel unless the image has all tensors of the model, and no others. With `tied` it has
+    no head: that is the embedding.
     """
 
     def __init__(self, model: PreTrainedModel, names: Collection[str], *, tied: bool) -> None:
