@@ -1,6 +1,7 @@
 """Operator requests to the cluster, executed by the gateway that receives them."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -20,6 +21,8 @@ from registry.messages.node import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
 from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier
+
+log = logging.getLogger(__name__)
 
 _WAIT_S = 600.0
 _MAX_STARTS = 3
@@ -177,13 +180,12 @@ class ClusterControl:
             try:
                 await self._calls.check(version, node)
             except RemoteError as error:
-                if error.code != "unsupported_model":
-                    raise _start_failed(
-                        f"{version.function} could not be checked: {error.message}"
-                    ) from error
-                refusal = error.message
+                if error.code == "unsupported_model":
+                    refusal = error.message
+                else:  # of an earlier release, which checks nothing
+                    log.info("node %s did not check %s: %s", node, version.function, error)
             except ChannelError:
-                continue  # a node that is lost: what there is of the start fails later
+                continue  # it is lost: the load that follows is made elsewhere
             else:
                 return
         if refusal:
