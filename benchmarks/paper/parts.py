@@ -21,8 +21,8 @@ BURST = "--half second --start burst --minutes 5 --speedup 5 --slower 1"
 # A cast of a 1000th of 13B to 8 nodes takes all of two processors, and 0.9 s instead of 0.55 s: at a 4000th
 # they are mostly idle, and starts take what the model says.
 SCALE = 4000
-# Of the conversation trace, which has 16 times as many output tokens a second, two cores emulate a half: all of
-# it kept them 73 to 79 % busy.
+# Of the conversation trace, which has 16 times as many output tokens a second, two cores emulate a half: the
+# whole kept them 73 to 79 % busy.
 SNIPPET = f"{BURST} --emulated h800-llama2-13b/{SCALE}"
 # Scaling to zero: the papers' 12 models, of which a host holds three, and instances that end half a second
 # after their last call. At twice its speed the trace leaves pauses between the calls of a function; of the
