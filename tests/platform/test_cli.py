@@ -51,7 +51,7 @@ def started(platform: Platform, *arguments: str) -> Iterator[subprocess.Popen[st
 
 def test_data_is_on_stdout_in_each_form(platform: Platform, tiny: str) -> None:
     listed = platform.run("list")
-    assert listed.stderr == "" and tiny in listed.stdout and "KiB" in listed.stdout
+    assert listed.stderr == "" and tiny in listed.stdout and "MiB" in listed.stdout
     described = platform.json("describe", tiny)
     assert f"ago by key {described['current']['deployed_by']}\n" in platform.run("describe", tiny).stdout
     row = next(line for line in platform.run("list", "-o", "csv").stdout.splitlines() if tiny in line)

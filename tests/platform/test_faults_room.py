@@ -108,7 +108,7 @@ def test_a_model_that_does_not_fit_is_said_at_once_with_the_sizes_and_others_go_
         response = complete(cramped, "large")
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (503, "start_failed")
-        assert "15870976 bytes" in error["message"] and str(8 * MIB) in error["message"]
+        assert "16133120 bytes" in error["message"] and str(8 * MIB) in error["message"]
         assert response.headers["retry-after"]
     assert complete(cramped, "small").status_code == 200
     assert starts(cramped) == before
@@ -122,7 +122,7 @@ def test_an_image_larger_than_every_host_tier_fails_its_deploy(tmp_path: Path, r
     try:
         failed = platform.run("deploy", str(large), "--name", "large", check=False)
         assert failed.returncode == 5
-        assert "15870976 bytes" in failed.stderr and str(8 * MIB) in failed.stderr
+        assert "16133120 bytes" in failed.stderr and str(8 * MIB) in failed.stderr
         assert platform.json("list") == []
     finally:
         platform.down()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from registry.images.digests import MARKER_FILE
+from registry.images.manifest import UNIT_BYTES
 from tests.fixtures.checkpoints import write_checkpoint
 from tests.fixtures.platform import Platform
 
@@ -24,7 +25,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def tight(packed: dict[str, Path], tmp_path: Path) -> Iterator[Platform]:
     """Two hosts whose memories hold two of the models each."""
-    largest = max(sum(f.stat().st_size for f in path.glob("*.safetensors")) for path in packed.values())
+    checkpoints = (sum(f.stat().st_size for f in path.glob("*.safetensors")) for path in packed.values())
+    largest = max(checkpoints) + UNIT_BYTES  # an image's header fills a unit
     made = Platform(
         data=tmp_path,
         flags=(
