@@ -13,6 +13,7 @@ import httpx2
 from cli.errors import (
     AuthError,
     CliError,
+    DeployError,
     ForbiddenError,
     MissingError,
     RoomError,
@@ -33,6 +34,7 @@ _ERRORS: dict[int, tuple[type[CliError], str]] = {
     504: (TimeoutExceeded, ""),
     507: (RoomError, ""),
 }
+_CODES: dict[str, type[CliError]] = {"unsupported_model": DeployError}
 
 _NOT_REACHED = "Is it running (`hypercast up`)? Set the address with --url or HYPERCAST_URL."
 _UNTRUSTED = "Name the authority of its certificate with --ca or HYPERCAST_CA_FILE."
@@ -131,7 +133,14 @@ def raise_for(response: httpx2.Response) -> None:
         return
     message = error_message(response)
     kind, hint = _ERRORS.get(response.status_code, (CliError, ""))
-    raise kind(message + hint)
+    raise _CODES.get(_error_code(response), kind)(message + hint)
+
+
+def _error_code(response: httpx2.Response) -> str:
+    try:
+        return str(response.json()["error"]["code"])
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        return ""
 
 
 def error_message(response: httpx2.Response) -> str:

@@ -8,6 +8,7 @@ Where the parts lie in the image as the whole needs them, it is one view.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from invoker.engine.contract import UnsupportedModel
 from invoker.engine.image_views import ImageViews, check_names, set_tensor
 
 
@@ -92,9 +94,13 @@ class TensorSources:
             return None
         merge = self._merged[target]
         shape, dtype = getattr(owner, attribute).shape, views.dtype
-        if merge.stacks() and (whole := views.adjacent(merge.in_order, tuple(shape))) is not None:
-            set_tensor(owner, attribute, whole)
-            return None
+        if merge.stacks():
+            items = sum(prod(views.entries[name].shape) for name in merge.in_order)
+            if items != prod(shape):
+                raise UnsupportedModel(f"{target} has {items} items, config.json implies {tuple(shape)}")
+            if (whole := views.adjacent(merge.in_order, tuple(shape))) is not None:
+                set_tensor(owner, attribute, whole)
+                return None
         return lambda: set_tensor(owner, attribute, self._converted(merge, target, views).to(dtype))
 
     def names_of(self, target: str) -> Iterable[str]:

@@ -21,7 +21,7 @@ from registry.channel.frames import (
     pack_failure,
     unpack_credit,
 )
-from registry.errors import ChannelClosed, ChannelError
+from registry.errors import ChannelClosed, ChannelError, reason_of
 from registry.messages.node import Reply, Request
 
 logger = logging.getLogger(__name__)
@@ -281,6 +281,6 @@ def _describe(error: Exception, request: Request) -> tuple[str, str]:
     """Return the code and text of a handler's failure, for the caller."""
     code = getattr(error, "code", None)
     if isinstance(code, str) and code:
-        return code, str(error)
+        return code, reason_of(error)
     logger.error("the handler of a %s failed", type(request).__name__, exc_info=error)
     return "internal", str(error) or type(error).__name__

@@ -17,6 +17,7 @@ from openai import OpenAI, PermissionDeniedError
 
 from registry.images.plan import image_chunks, plan_checkpoint
 from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.decoders import write_decoder
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.platform import ROOT, Platform, run_cli
 
@@ -61,6 +62,19 @@ def test_data_is_on_stdout_in_each_form(platform: Platform, tiny: str) -> None:
     key = platform.json("keys", "create", "--tenant", "cli")
     assert len(platform.run("keys", "create", "--tenant", "cli").stdout.split()) == 1
     assert key["key"] not in platform.run("keys", "list", "-o", "json").stdout
+
+
+def test_a_model_that_no_engine_runs_is_refused_before_it_is_loaded(
+    platform: Platform, tmp_path: Path
+) -> None:
+    write_decoder("gemma2", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 200}))
+    refused = platform.run("deploy", str(tmp_path), "--name", "odd", check=False)
+    assert refused.returncode == 5
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("hypercast: ")]
+    assert re.match(r"hypercast: model\.layers\.0\..* has shape .*, config.json implies", line)
+    assert "odd" not in platform.run("list").stdout
 
 
 def test_two_functions_of_one_image_are_both_shown(platform: Platform, tiny: str, tmp_path: Path) -> None:

@@ -155,6 +155,13 @@ def test_it_is_checked_without_its_bytes(kind: str) -> None:
         factory.check(replace(spec, manifest=replace(spec.manifest, tensors=fewer)))
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gemma2"])
+def test_sizes_that_the_config_does_not_imply_are_refused(kind: str) -> None:
+    spec, _, _ = _loaded(kind)
+    with pytest.raises(UnsupportedModel, match=r"config\.json implies"):
+        TorchEngineFactory().check(replace(spec, config={**spec.config, "intermediate_size": 200}))
+
+
 def test_a_config_names_no_code_and_no_limitless_counts() -> None:
     spec, region, _ = _loaded("mixtral")
     hooks = {"auto_map": {"AutoModelForCausalLM": "evil--model.Evil"}, "attn_implementation": "evil/kernel"}
