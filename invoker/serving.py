@@ -30,9 +30,9 @@ from registry.messages.node import (
     InvokeHandler,
     Reply,
     RequestUsage,
-    TokenLogprob,
     Tokens,
 )
+from registry.messages.sampling import TokenLogprob
 
 MAX_BATCH_TOKENS = 64
 _DTYPES = frozenset({"float32", "float16", "int64", "int32", "uint8"})

@@ -19,7 +19,8 @@ import uvloop
 from benchmarks.harness.crew_member import serve_async
 from benchmarks.harness.crew_messages import NO_ORDERS, MemberHello
 from registry.channel.client import Channel, ChannelServer
-from registry.messages.node import Generate, Reply, Request, Sampling, Tokens
+from registry.messages.node import Generate, Reply, Request, Tokens
+from registry.messages.sampling import Sampling
 
 SECRET = b"only for measuring"
 END_OF_CALL = b"\xc0"  # msgpack nil: no message starts with it

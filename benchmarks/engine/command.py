@@ -42,7 +42,7 @@ from invoker.engine.cuda_graphs import GraphCapture
 from invoker.engine.decoder import DecoderEngine, limits_for
 from invoker.engine.paths import LayerPath
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 Prompts = list[list[int]]
 

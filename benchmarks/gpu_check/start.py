@@ -34,7 +34,8 @@ from invoker.metering.meter import GpuMeter
 from registry.clock import SystemClock
 from registry.images.codec import encode_manifest
 from registry.images.verify import unit_checksums
-from registry.messages.node import ImageRef, Sampling, StartInstance
+from registry.messages.node import ImageRef, StartInstance
+from registry.messages.sampling import Sampling
 from registry.records.instance import InstanceState
 
 _ROUNDS = 3

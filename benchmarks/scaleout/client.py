@@ -19,7 +19,7 @@ from benchmarks.harness.crew_member import serve_async
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol, MemberHello
 from benchmarks.harness.event_stream import StreamFailed, completion, events, start_kind, token_ids
 from invoker.emulated.tokens import FIRST_TOKEN, continuation
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 PROGRESS_S = 5.0
 

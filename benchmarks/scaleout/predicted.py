@@ -22,7 +22,7 @@ from invoker.engine.kv.cache import PAGE_TOKENS
 from invoker.engine.sampling import SampledToken
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.engine.stage_contract import StageOutput, StageStep, StageToken
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 MIN_STAIR_S = 0.05  # shorter stairs have too few tokens for a rate
 _TOKEN = 5  # any

@@ -41,11 +41,11 @@ from registry.messages.node import (
     StartInstance,
     StopInstance,
     TailLogs,
-    TokenLogprob,
     Tokens,
     UnpinImage,
     WarmImage,
 )
+from registry.messages.sampling import TokenLogprob
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.node import NodeRecord, NodeState, Tier
 from registry.state import ClusterState

@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.http.pieces import TimeSlice, join_arrays
 from gateway.requests.generation import ChoiceDelta, ChoiceResult
-from registry.messages.node import TokenLogprob
+from registry.messages.sampling import TokenLogprob
 
 Json = dict[str, object]
 Logprobs = Sequence[tuple[int, TokenLogprob]]

@@ -14,7 +14,8 @@ from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextS
 from gateway.requests.billed_request import BilledRequest
 from gateway.requests.grammar import TextGrammar
 from gateway.schemas.openai import GenerateFields
-from registry.messages.node import Generate, RequestUsage, Sampling, TokenLogprob, Tokens
+from registry.messages.node import Generate, RequestUsage, Tokens
+from registry.messages.sampling import Sampling, TokenLogprob
 
 _SEEDS = 2**63
 

@@ -8,12 +8,13 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.core.errors import BadRequest
-from gateway.schemas.openai import GenerateFields
+from gateway.schemas.openai import GenerateFields, Object
 
 MAX_GRAMMAR_BYTES = 128 << 10
 _MAX_CHOICES = 1024
 _KINDS = ("json", "regex", "choice", "grammar")
 _ANY_OBJECT = {"type": "object"}
+_TEXT = {"type": "text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,8 @@ def requested_grammar(request: GenerateFields) -> str:
     found = [
         (param, kind, value)
         for param, kind, value in (
-            *_of_response_format(request.response_format),
-            *_of_structured_outputs(request.structured_outputs),
+            *_of_response_format(_TEXT if request.response_format is None else request.response_format),
+            *_of_structured_outputs(request.structured_outputs or {}),
             *((f"guided_{kind}", kind, getattr(request, f"guided_{kind}")) for kind in _KINDS),
         )
         if value is not None
@@ -52,12 +53,8 @@ def requested_grammar(request: GenerateFields) -> str:
     return grammar
 
 
-def _of_response_format(given: object) -> list[tuple[str, str, object]]:
-    if given is None:
-        return []
+def _of_response_format(given: Object) -> list[tuple[str, str, object]]:
     param = "response_format"
-    if not isinstance(given, Mapping):
-        raise BadRequest(f"{param} must be an object", param=param)
     match given.get("type"):
         case "text":
             return []
@@ -77,23 +74,17 @@ def _of_response_format(given: object) -> list[tuple[str, str, object]]:
             )
 
 
-def _of_structured_outputs(given: object) -> list[tuple[str, str, object]]:
-    if given is None:
-        return []
+def _of_structured_outputs(given: Object) -> list[tuple[str, str, object]]:
     param = "structured_outputs"
-    if not isinstance(given, Mapping):
-        raise BadRequest(f"{param} must be an object", param=param)
-    set_keys = {key: value for key, value in given.items() if value is not None}
-    if set_keys.pop("json_object", None):
-        set_keys["json"] = _ANY_OBJECT
-    for key in set_keys:
-        if key not in _KINDS:
+    for key, value in given.items():
+        if value is not None and key not in (*_KINDS, "json_object"):
             raise BadRequest(
                 f"{param}.{key} is not supported: {', '.join(_KINDS)} or json_object",
                 param=param,
                 code="unsupported_parameter",
             )
-    return [(param, key, value) for key, value in set_keys.items()]
+    found = [(param, kind, given.get(kind)) for kind in _KINDS]
+    return [*found, (param, "json", _ANY_OBJECT)] if given.get("json_object") else found
 
 
 def _grammar(kind: str, value: object) -> str:

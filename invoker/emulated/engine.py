@@ -12,7 +12,7 @@ from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice, usable_tokens
 from invoker.engine.sampling import SampledToken
 from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits
-from registry.messages.node import Sampling, TokenLogprob
+from registry.messages.sampling import Sampling, TokenLogprob
 
 
 def limits_of(profile: Profile, sequences: int) -> StepLimits:

@@ -5,7 +5,7 @@ So a lost, repeated or changed token is detected on any node on which the sequen
 
 from collections.abc import Iterable
 
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 FIRST_TOKEN = 16  # lower ids end a sequence, or begin one
 

@@ -13,6 +13,7 @@
 - `engine_load`: what an engine has to do, and what it was seen to do
 - `factory`: engine factories: the seam of a node, and the torch implementation
 - `fused`, `fused_weights`: fused layers of the Llama family, and their binding to an image
+- `geometry`: the sizes of a decoder
 - `grammars`: grammars that the text of a sequence follows
 - `image_ranges`: the bytes of an image that a range of layers needs
 - `image_views`: tensors of an image as views of memory

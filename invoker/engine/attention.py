@@ -1,7 +1,8 @@
 """Attention over the paged KV cache, registered as an attention function of Hugging Face layers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,23 +30,15 @@ class ScoreRule:
     sinks: torch.Tensor | None = None
 
 
-class AttentionPlace(Protocol):
-    """The KV cache behind an attention module, which has it as its attribute `place`."""
+AttentionPlace = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float | None, int | None, ScoreRule | None], torch.Tensor
+]
+"""The KV cache behind an attention module, which has it as its attribute `place`.
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        rule: ScoreRule | None,
-    ) -> torch.Tensor:
-        """Store keys and values, and return attention, `[1, tokens, heads, head_dim]`.
-
-        `query`, `key` and `value` are `[1, heads, tokens, head_dim]`; `scaling` None is `head_dim ** -0.5`.
-        """
-        ...
+Called with query, key and value, `[1, heads, tokens, head_dim]`, the scaling (None: `head_dim ** -0.5`), the
+module's window and the rule of its scores: stores keys and values, and returns attention,
+`[1, tokens, heads, head_dim]`.
+"""
 
 
 @dataclass(slots=True)
@@ -67,7 +60,7 @@ class PagedPlace:
     layer: int
     window: int | None
 
-    def attend(
+    def __call__(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -108,7 +101,7 @@ def paged_attention(
     """
     place: Any = module.place
     rule = None if softcap is None and s_aux is None else ScoreRule(softcap=softcap, sinks=s_aux)
-    return place.attend(query, key, value, scaling, sliding_window, rule), None
+    return place(query, key, value, scaling, sliding_window, rule), None
 
 
 def attend(

@@ -36,7 +36,7 @@ def _adapt_gptj(module: Any, device: torch.device) -> None:
     def attend(
         self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: object = None
     ) -> tuple[torch.Tensor, None]:
-        output = self.place.attend(query, key, value, 1 / self.scale_attn, None, None)
+        output = self.place(query, key, value, 1 / self.scale_attn, None, None)
         return output.transpose(1, 2), None
 
     module._attn = types.MethodType(attend, module)
@@ -49,7 +49,7 @@ def _adapt_bloom(module: Any, device: torch.device) -> None:
         self: Any, hidden: torch.Tensor, residual: torch.Tensor, *_: object, **__: object
     ) -> tuple[torch.Tensor, None]:
         query, key, value = self._reshape(self.query_key_value(hidden))
-        output = self.place.attend(query, key, value, self.inv_norm_factor, None, rule)
+        output = self.place(query, key, value, self.inv_norm_factor, None, rule)
         return self.dense(output.reshape(hidden.shape)) + residual, None
 
     module.forward = types.MethodType(forward, module)
@@ -72,7 +72,7 @@ def _adapt_falcon(module: Any, device: torch.device) -> None:
         query, key, value = (part.transpose(1, 2) for part in heads)
         if rule is None:
             query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        output = self.place.attend(query, key, value, self.inv_norm_factor, None, rule)
+        output = self.place(query, key, value, self.inv_norm_factor, None, rule)
         return self.dense(output.reshape(hidden.shape)), None
 
     module.forward = types.MethodType(forward, module)

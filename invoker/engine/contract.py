@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from registry.images.manifest import Manifest
-from registry.messages.node import Sampling, TokenLogprob
+from registry.messages.sampling import Sampling, TokenLogprob
 
 
 class EngineError(Exception):

@@ -1,9 +1,8 @@
-"""Decoders of the installed transformers without weights: their classes, configs and sizes."""
+"""Decoders of the installed transformers without weights: their classes and configs."""
 
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from invoker.engine.attention import ATTENTION
 from invoker.engine.attention_adapters import ADAPTED_ARCHITECTURES
 from invoker.engine.contract import UnsupportedModel
-from invoker.engine.kv.cache import KvShape
 
 MAX_LAYERS = 1000
 _UNBOUNDED = 1 << 20  # positions of a model without a limit, as with ALiBi
@@ -31,26 +29,6 @@ _MODEL_TYPES = {
     for model_type, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
     for name in ((names,) if isinstance(names, str) else names)
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """The sizes of a decoder that memory planning needs.
-
-    `head_dim` is the larger of a key's and a value's; `longest` is the number of positions that the model can
-    distinguish.
-    """
-
-    layers: int
-    hidden: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    longest: int
-
-    def kv_shape(self, layers: int, dtype: torch.dtype) -> KvShape:
-        """Return the shape of K and V in `layers` layers."""
-        return KvShape(layers=layers, heads=self.kv_heads, head_dim=self.head_dim, dtype=dtype)
 
 
 def is_decoder(architecture: str) -> bool:

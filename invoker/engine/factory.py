@@ -14,13 +14,14 @@ from invoker.engine.contract import (
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.decoder_models import is_decoder
 from invoker.engine.encoders.engine import EncoderEngine, is_encoder
+from invoker.engine.geometry import geometry_of
 from invoker.engine.grammars import Grammars
 from invoker.engine.image_views import compute_dtype, is_aligned
 from invoker.engine.kv.budget import TYPICAL_TOKENS
 from invoker.engine.kv.cache import pages_for
 from invoker.engine.stage_contract import Stage
 from invoker.engine.stage_engine import StageEngine
-from invoker.engine.weights import bind, geometry_of
+from invoker.engine.weights import bind
 from registry.config.emulation import is_emulated
 
 MIN_SEQUENCES = 64

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from invoker.engine.decoder_models import Geometry, window_of
+from invoker.engine.decoder_models import window_of
 from invoker.engine.fused import FusedLayer, FusedLayers, FusedShape, rms_norm
+from invoker.engine.geometry import Geometry
 from invoker.engine.image_views import ImageViews, check_names
 from invoker.engine.kv.cache import KvPool
 from invoker.engine.layout import AttentionMetadata

@@ -13,7 +13,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from invoker.engine.contract import EngineError
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 _KEPT = 8  # tokenizers: each takes some ten bytes for each byte of its file
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from invoker.engine.grammars import TokenMatcher
-from registry.messages.node import Sampling, TokenLogprob
+from registry.messages.sampling import Sampling, TokenLogprob
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 

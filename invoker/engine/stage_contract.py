@@ -17,7 +17,7 @@ import torch
 from invoker.engine.contract import EngineError
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.sampling import SampledToken
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 _NUMPY_HAS = frozenset({torch.float32, torch.float16, torch.int64})  # of the dtypes that rows may have
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from invoker.engine.contract import DeviceRegion, EngineError, ModelSpec
-from invoker.engine.decoder_models import Geometry
 from invoker.engine.device_memory import kv_memory
+from invoker.engine.geometry import Geometry
 from invoker.engine.grammars import Grammars, TokenMatcher
 from invoker.engine.kv.cache import KvPool, pages_for
 from invoker.engine.kv.pages import OutOfPages, PageAllocator

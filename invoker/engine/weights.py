@@ -1,24 +1,22 @@
 """Binding: the layers of a stage with weights that are views into a model image."""
 
-import functools
-import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from invoker.engine.attention import ScoreRule
 from invoker.engine.contract import DeviceRegion, ModelSpec, UnsupportedModel
-from invoker.engine.decoder_models import Geometry, decoder_config, longest_of, model_without_weights
+from invoker.engine.decoder_models import decoder_config, model_without_weights
 from invoker.engine.fused_weights import bind_fused
+from invoker.engine.geometry import Geometry, geometry_of, probe_of
 from invoker.engine.image_ranges import layer_byte_ranges
 from invoker.engine.image_views import ImageViews, saved_tensors, set_tensor
 from invoker.engine.kv.cache import KvPool
-from invoker.engine.layer_range import LayerRange, Probed, layer_index
+from invoker.engine.layer_range import LayerRange, layer_index
 from invoker.engine.layout import AttentionMetadata
-from invoker.engine.paths import FUSIBLE, LayerPath, choose_path
+from invoker.engine.paths import LayerPath, choose_path
 from invoker.engine.tensor_sources import TensorSources
 from registry.images.manifest import TensorEntry
 
@@ -121,7 +119,7 @@ def _bind_range(spec: ModelSpec, views: ImageViews, config: Any, first: int, las
     sources = TensorSources(model, views.names, tied=manifest.tied_head)
     head = model.get_output_embeddings()
     layers = LayerRange(model, first, last, views.device)
-    in_front = _probe(manifest.architecture, _key(spec.config)).in_front
+    in_front = probe_of(manifest.architecture, spec.config).in_front
     arrived = layer_byte_ranges(manifest, first, last)
     copies: list[Callable[[], None]] = []
     for owner, attribute, target in tensors:
@@ -155,66 +153,3 @@ def _bind_range(spec: ModelSpec, views: ImageViews, config: Any, first: int, las
 
 def _lies_in(entry: TensorEntry, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(start <= entry.offset and entry.offset + entry.nbytes <= end for start, end in ranges)
-
-
-def geometry_of(architecture: str, raw: Mapping[str, object]) -> Geometry:
-    """Return the sizes of a decoder. Raises UnsupportedModel."""
-    config = decoder_config(architecture, raw)
-    heads = config.num_attention_heads
-    if architecture in FUSIBLE:
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    else:
-        probe = _probe(architecture, _key(raw))
-        kv_heads, head_dim = probe.kv_heads, probe.head_dim
-    return Geometry(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocabulary=config.vocab_size,
-        longest=longest_of(config),
-    )
-
-
-class _ProbePlace:
-    """An AttentionPlace that takes the sizes of keys and values, and ends the run."""
-
-    kv_heads = 0
-    head_dim = 0
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        rule: ScoreRule | None,
-    ) -> NoReturn:
-        self.kv_heads, self.head_dim = key.shape[1], max(key.shape[-1], value.shape[-1])
-        raise Probed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Probe:
-    """What only a run shows: the sizes of keys and values, and the modules in front of the layers."""
-
-    kv_heads: int
-    head_dim: int
-    in_front: frozenset[str]
-
-
-def _key(raw: Mapping[str, object]) -> str:
-    return json.dumps(raw, sort_keys=True, default=repr)
-
-
-@functools.lru_cache(maxsize=64)
-def _probe(architecture: str, raw: str) -> _Probe:
-    config = decoder_config(architecture, json.loads(raw))
-    model = model_without_weights(architecture, config)
-    place = _ProbePlace()
-    in_front = LayerRange(model, 0, 1, torch.device("meta")).probe(place)
-    if not place.kv_heads:
-        raise UnsupportedModel(f"the first layer of {architecture} has no attention")
-    return _Probe(kv_heads=place.kv_heads, head_dim=place.head_dim, in_front=in_front)

@@ -18,7 +18,7 @@ from invoker.engine.stage_contract import (
 )
 from invoker.pipeline.metered import StepCalls
 from invoker.prefill.zigzag_queue import LayerWork, PromptBatch, ZigZagQueue
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 # Prompt tokens per step. Between two chunks the source's engine runs a decode step, which reads all weights
 # again: about 11 ms for a 13B model on an H800, where a chunk takes 50 ms in half of the layers.

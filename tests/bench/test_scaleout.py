@@ -28,7 +28,7 @@ from benchmarks.scaleout.scenarios import link_bytes_s, scenarios
 from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
 from invoker.emulated.tokens import continuation
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from registry.records.function import Scaling
 from registry.records.live import LiveMode
 

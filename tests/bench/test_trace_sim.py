@@ -31,7 +31,7 @@ from invoker.emulated.device_clock import DeviceClock
 from invoker.emulated.engine import EmulatedEngine, kv_shape
 from invoker.emulated.profiles import Profile, StepLoad
 from invoker.engine.contract import NewSequence
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from registry.records.function import Scaling, ScalingMode
 
 PROFILE = find_profile("h800-llama2-13b")

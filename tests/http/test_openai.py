@@ -9,7 +9,8 @@ import pytest
 
 from gateway.core.contract import Event, FunctionCall
 from gateway.fakes.dispatcher import HOT
-from registry.messages.node import Array, Arrays, Compute, Generate, RequestUsage, TokenLogprob, Tokens
+from registry.messages.node import Array, Arrays, Compute, Generate, RequestUsage, Tokens
+from registry.messages.sampling import TokenLogprob
 from registry.records.function import FunctionTask
 from registry.records.usage import RequestStatus
 from registry.state import UsageFilter

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.messages.node import Generate, RequestUsage, Sampling
+from registry.messages.node import Generate, RequestUsage
+from registry.messages.sampling import Sampling
 from tests.fixtures.invoker import FakeCluster, FakeNode, make_image, start_request
 from tests.fixtures.patience import PATIENCE_S
 

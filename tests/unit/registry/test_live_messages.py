@@ -23,7 +23,8 @@ from registry.messages.live import (
     encode_layer_set,
     pipeline_name,
 )
-from registry.messages.node import Generate, InstanceProgress, Reply, Request, Sampling, StartInstance
+from registry.messages.node import Generate, InstanceProgress, Reply, Request, StartInstance
+from registry.messages.sampling import Sampling
 
 REQUESTS = msgspec.msgpack.Decoder(Request)
 REPLIES = msgspec.msgpack.Decoder(Reply)

@@ -12,7 +12,7 @@ from invoker.emulated.profiles import StepLoad
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.scheduling.sequence_table import InvalidSequence
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from tests.fixtures.emulated import SleepTime
 
 PROFILE = find_profile("h800-llama2-7b/10000")

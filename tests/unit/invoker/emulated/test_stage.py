@@ -29,7 +29,7 @@ from invoker.engine.stage_contract import (
 )
 from invoker.kv.choice import PrefillRate
 from invoker.pipeline.metered import MeteredStage
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from tests.fixtures.emulated import SleepTime
 
 PROFILE = find_profile("h800-llama2-7b/1000")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from invoker.engine.sampling import SamplingRow, sample, uniforms
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 
 SEEDS = st.integers(0, 2**64 - 1)
 CPU = torch.device("cpu")

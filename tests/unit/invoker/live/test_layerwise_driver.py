@@ -18,7 +18,7 @@ from invoker.prefill.layer_feed import READY_TIMEOUT_S, follow_load
 from invoker.prefill.layers import LoadedLayers
 from invoker.prefill.source import PairDriver
 from registry.messages.live import MOVED
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from registry.records.instance import InstanceState
 from tests.fixtures import patience
 from tests.fixtures.fake_engine import FakeEngine, continuation

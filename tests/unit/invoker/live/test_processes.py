@@ -17,7 +17,8 @@ import pytest
 from registry.channel.client import Channel
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.live import KvLocation, OpenPipeline, PipelineOpened, StageSpec
-from registry.messages.node import Generate, Reply, Sampling, Tokens
+from registry.messages.node import Generate, Reply, Tokens
+from registry.messages.sampling import Sampling
 from registry.records.node import NodeRecord
 from registry.redis.state import RedisState
 from tests.fixtures.checkpoints import LAYERS

@@ -32,7 +32,7 @@ from invoker.prefill.frames import (
 )
 from invoker.prefill.layers import CHUNK_TOKENS
 from invoker.prefill.target import TargetWorker
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from tests.fixtures.fake_engine import StepGate
 from tests.fixtures.fake_stage import FakeStage
 from tests.fixtures.patience import PATIENCE_S

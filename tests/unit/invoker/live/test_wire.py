@@ -24,7 +24,7 @@ from invoker.links.frames import (
 )
 from invoker.links.framing import HEADER_BYTES, FrameReader, LinkLost
 from invoker.links.wire import StageWire
-from registry.messages.node import Sampling
+from registry.messages.sampling import Sampling
 from tests.fixtures.fake_stage import FakeStage
 
 ROWS = StageRows(FakeStage(2, 4, 6))  # rows of 8 bytes
