@@ -16,6 +16,7 @@ from invoker.engine.contract import EngineError
 from registry.messages.sampling import Sampling
 
 _KEPT = 8  # tokenizers: each takes some ten bytes for each byte of its file
+_Key = tuple[str, int, tuple[int, ...]]  # digest, vocabulary size, end-of-sequence ids
 
 
 class NoTokenizer(EngineError):
@@ -63,7 +64,7 @@ class Grammars:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, str] = OrderedDict()  # tokenizer.json by digest
-        self._tokenizers: dict[tuple[str, int, tuple[int, ...]], LLTokenizer] = {}
+        self._tokenizers: OrderedDict[_Key, LLTokenizer] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Grammars {len(self._files)} tokenizers>"
@@ -80,7 +81,8 @@ class Grammars:
             self._files.move_to_end(digest)
             while len(self._files) > _KEPT:
                 dropped, _ = self._files.popitem(last=False)
-                self._tokenizers = {key: one for key, one in self._tokenizers.items() if key[0] != dropped}
+                for key in [key for key in self._tokenizers if key[0] == dropped]:
+                    del self._tokenizers[key]
 
     def matcher(self, sampling: Sampling, vocabulary: int, generated: Sequence[int]) -> TokenMatcher | None:
         """Return the matcher of a sequence after the `generated` tokens, None without a grammar.
@@ -102,6 +104,8 @@ class Grammars:
                 raise NoTokenizer(f"the tokenizer {sampling.tokenizer[:12]} is not on this node")
             self._files.move_to_end(sampling.tokenizer)
             found = self._tokenizers.get(key)
+            if found is not None:
+                self._tokenizers.move_to_end(key)
         if found is None:
             try:
                 found = LLTokenizer(text, n_vocab=vocabulary, eos_token=list(sampling.eos_token_ids))
@@ -109,4 +113,6 @@ class Grammars:
                 raise GrammarError(f"the tokenizer cannot be used for grammars: {error}") from error
             with self._lock:
                 self._tokenizers[key] = found
+                while len(self._tokenizers) > _KEPT:
+                    self._tokenizers.popitem(last=False)
         return found
