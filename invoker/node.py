@@ -12,6 +12,7 @@ from invoker.base.errors import InvokerError, NodeDraining, PipelineLost, StartF
 from invoker.device import DeviceFacts
 from invoker.engine.contract import EngineError
 from invoker.handlers.errors import HandlerError
+from invoker.host_tier.model_folders import ModelFolders
 from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls, keep_metering
 from invoker.instances.device_cache import DeviceCache
@@ -26,21 +27,29 @@ from invoker.loading.published import PublishedImages
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
-from invoker.serving import compute, generate, generate_by, invoke_handler
+from invoker.serving import compute, forward, generate, generate_by, invoke_handler
 from invoker.settings import Settings
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.errors import CastError
 from rdmacast.link_rate import LinkRate
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
+from registry.messages.forward import ForwardRequest
+from registry.messages.images import (
+    AddTokenizer,
+    CheckModel,
+    DropImage,
+    ModelChecked,
+    ModelFolder,
+    PullModel,
+    UnpinImage,
+    WarmImage,
+)
 from registry.messages.live import HandOffCalls, LinkStage, OpenPipeline, OpenStage, encode_layer_set
 from registry.messages.node import (
     Acknowledged,
-    AddTokenizer,
     CallsUsed,
-    CheckModel,
     Compute,
-    DropImage,
     EndCalls,
     Generate,
     GetStatus,
@@ -56,9 +65,8 @@ from registry.messages.node import (
     StartInstance,
     StopInstance,
     TailLogs,
-    UnpinImage,
-    WarmImage,
 )
+from registry.records.engine import EngineKind
 from registry.records.instance import InstanceState
 from registry.records.node import CachedImage, NodeRecord, NodeState, Tier
 
@@ -74,6 +82,7 @@ class NodeDependencies:
     clock: Clock
     arena: Arena
     tier: HostTier
+    folders: ModelFolders
     device_cache: DeviceCache
     published: PublishedImages
     loader: ImageLoader
@@ -90,6 +99,7 @@ class NodeDependencies:
     quarantined_bytes: Callable[[], int]
     changed: Callable[[], None]
     port_rate: LinkRate | None
+    engines: tuple[EngineKind, ...]
 
 
 class Node:
@@ -154,6 +164,7 @@ class Node:
             port_rate_bytes_s=None if port is None else int(port.bytes_per_s),
             started_at=self._started_at,
             controller=dependencies.instances.controller,
+            engines=dependencies.engines,
             holdings=holdings,
             counters=self._counters().snapshot(),
         )
@@ -171,6 +182,8 @@ class Node:
                 return compute(instances.get(id_), request, clock, calls)
             case InvokeHandler(instance_id=id_):
                 return invoke_handler(instances.get(id_), request, clock, calls)
+            case ForwardRequest(instance_id=id_):
+                return forward(instances.get(id_), request, clock, calls)
             case StartInstance():
                 return self._start(request)
             case StopInstance():
@@ -181,6 +194,8 @@ class Node:
                 return self._check(request)
             case AddTokenizer():
                 return self._add_tokenizer(request)
+            case PullModel():
+                return self._pull(request)
             case DropImage():
                 return self._drop(request)
             case UnpinImage():
@@ -258,18 +273,24 @@ class Node:
         yield Acknowledged(detail=detail)
 
     async def _check(self, request: CheckModel) -> AsyncGenerator[Reply, None]:
-        await self._dependencies.instances.check(request)
-        yield Acknowledged()
+        yield ModelChecked(natively=await self._dependencies.instances.check(request))
 
     async def _add_tokenizer(self, request: AddTokenizer) -> AsyncGenerator[Reply, None]:
         await self._dependencies.instances.add_tokenizer(request)
         yield Acknowledged()
+
+    async def _pull(self, request: PullModel) -> AsyncGenerator[Reply, None]:
+        folders = self._dependencies.folders
+        path = await run_in_thread(folders.open, request.name, request.image, request.files)
+        yield ModelFolder(path=str(path))
 
     async def _drop(self, request: DropImage) -> AsyncGenerator[Reply, None]:
         dependencies = self._dependencies
         if request.tier == Tier.GPU:
             dropped = dependencies.device_cache.drop(request.image)
         elif request.tier == Tier.HOST:
+            if request.folders:
+                await run_in_thread(dependencies.folders.close, request.image)
             dependencies.published.release_mapping(request.image)
             dropped = await run_in_thread(dependencies.tier.evict, request.image)
         else:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from invoker.base.errors import InvalidWork, NoSuchInstance
@@ -13,13 +14,14 @@ from invoker.engine.kv.cache import KvShape
 from invoker.engine.runner import EngineRunner
 from invoker.handlers.running import HandlerOutput
 from invoker.instances.calls import Calls, HeldCall
-from invoker.instances.instance import Handler, Instance
+from invoker.instances.instance import Forwarder, Handler, Instance, ModelRunner
 from invoker.kv.choice import PrefillRate
 from invoker.kv.transfer import KvConnector
 from invoker.live.pipelines import HostedPipeline
 from invoker.metering.accounts import MeterAccount
 from rdmacast.aio.groups import cancel_and_wait
 from registry.clock import Clock
+from registry.messages.forward import ForwardedChunk, ForwardRequest
 from registry.messages.live import KvLocation
 from registry.messages.node import (
     Array,
@@ -64,7 +66,7 @@ def generate_by(
 
 
 async def _with_kv(
-    runner: EngineRunner,
+    runner: ModelRunner,
     shape: KvShape,
     rate: PrefillRate,
     at: KvLocation,
@@ -116,6 +118,8 @@ async def compute(
 ) -> AsyncGenerator[Reply, None]:
     """Yield the arrays of one forward pass, then the usage."""
     runner = _runner(instance)
+    if not isinstance(runner, EngineRunner):
+        raise InvalidWork(f"{instance.request.function} generates; it computes nothing else")
     pixels = None if request.pixels is None else decode_array(request.pixels)
     started_s = clock.monotonic_s()
     with instance.working(), calls.open(instance.account, request.request_id) as call:
@@ -164,6 +168,25 @@ async def invoke_handler(
     total_us = round((clock.monotonic_s() - started_s) * 1e6)
     usage = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=call.used_us, exec_us=total_us)
     yield usage if returned is None else HandlerChunk(data=returned, usage=usage)
+
+
+async def forward(
+    instance: Instance, request: ForwardRequest, clock: Clock, calls: Calls
+) -> AsyncGenerator[Reply, None]:
+    """Yield what the engine's own server answers, then the usage."""
+    runner = _runner(instance)
+    if not isinstance(runner, Forwarder):
+        raise InvalidWork(f"{instance.request.function} has no server of its own")
+    started_s, last = clock.monotonic_s(), ForwardedChunk()
+    with instance.working(), calls.open(instance.account, request.request_id) as call:
+        answer = runner.forward(request.path, request.body, request.request_id, call)
+        async with aclosing(answer):
+            async for reply in answer:
+                if isinstance(reply, ForwardedChunk):
+                    reply = last = msgspec.structs.replace(reply, gpu_us=call.used_us)
+                yield reply
+    took_s = clock.monotonic_s() - started_s
+    yield _usage(call, took_s, prompt=last.prompt_tokens, completion=last.completion_tokens)
 
 
 def _usage(call: HeldCall, took_s: float, *, prompt: int, completion: int = 0) -> RequestUsage:
@@ -231,7 +254,7 @@ async def _next(outputs: AsyncIterator[TokenOutput]) -> TokenOutput | None:
     return None
 
 
-def _runner(instance: Instance) -> EngineRunner:
+def _runner(instance: Instance) -> ModelRunner:
     if instance.handler is not None:
         raise InvalidWork(f"{instance.request.function} is a handler: call its invoke endpoint")
     if instance.runner is None:

@@ -59,6 +59,7 @@ _SAME = (
         "step_timeout_s",
         "journal_dir",
         "log_level",
+        "vllm_memory_bytes",
     ),
 )
 
@@ -101,6 +102,8 @@ class Settings:
     kv_moves: KvPolicy
     journal_dir: Path | None
     log_level: str
+    vllm_python: Path | None = None
+    vllm_memory_bytes: int | None = None
     checks_settle_s: float = 5.0  # without a start, before the check of a whole image begins
 
     @property
@@ -141,6 +144,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
         listen_port=listen_port,
         advertise=options.advertise or _default_advertise(listen_host),
         device=_device(options.device),
+        vllm_python=None if options.vllm_python is None else options.vllm_python.expanduser().absolute(),
         store_url=options.store,
         rdma=_rdma(options.rdma),
         tls=tls_settings(options),

@@ -20,12 +20,14 @@ from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
 from invoker.base.counters import Counters
 from invoker.engine.contract import NewSequence
 from invoker.engine.factory import TorchEngineFactory
+from invoker.engine.runner import UNBILLED
 from invoker.host_tier.tier import HostTier
 from invoker.instances.device_cache import DeviceCache
 from invoker.instances.instance import Instance
 from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
-from invoker.instances.starting import InstanceContext
+from invoker.instances.start_context import InstanceContext
+from invoker.loading.engine_images import EngineImages
 from invoker.loading.fetch_order import LoadSources
 from invoker.loading.loader import ImageLoader
 from invoker.loading.published import PublishedImages
@@ -34,7 +36,9 @@ from invoker.metering.meter import GpuMeter
 from registry.clock import SystemClock
 from registry.images.codec import encode_manifest
 from registry.images.verify import unit_checksums
-from registry.messages.node import ImageRef, StartInstance
+from registry.memory.state import MemoryState
+from registry.messages.images import ImageRef
+from registry.messages.node import StartInstance
 from registry.messages.sampling import Sampling
 from registry.records.instance import InstanceState
 
@@ -157,7 +161,7 @@ async def _generate(instance: Instance) -> tuple[int, ...]:
         generated_ids=(),
         sampling=Sampling(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True),
     )
-    outputs = [output async for output in instance.runner.generate(sequence)]
+    outputs = [output async for output in instance.runner.generate(sequence, UNBILLED)]
     return tuple(output.token_id for output in outputs if output.token_id is not None)
 
 
@@ -185,4 +189,5 @@ def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Pa
         meter=GpuMeter("gpu-check", 1, lambda: time.monotonic_ns() // 1000, clock.wall_s()),
         loads=LoadFeed(clock),
         log_line=lambda function, version, line: None,
+        engine_images=EngineImages(loader, MemoryState(), "gpu-check"),
     )

@@ -15,7 +15,7 @@ from registry.images.codec import decode_manifest
 from registry.images.manifest import Manifest
 from registry.images.pack import IMAGE_FILE, pack_to_folder
 from registry.images.store import LocalStore
-from registry.messages.node import ImageRef
+from registry.messages.images import ImageRef
 
 _CHUNK_BYTES = 8 << 20
 

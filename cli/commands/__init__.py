@@ -16,6 +16,7 @@
 - `plan`: plan a transfer
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
+- `pull`: a folder that other engines load
 - `scaling`: scale, warm, evict
 - `secret`: the cluster's secret
 - `secrets`: secrets of functions

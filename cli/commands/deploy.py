@@ -27,10 +27,12 @@ from cli.upload.bundle import Bundle, bundle_handler, bundle_model, model_source
 from cli.upload.packed import is_packed
 from cli.values import human_bytes
 from registry.config.emulation import is_emulated
+from registry.config.engine_args import check_vllm_args, split_engine_args
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
 from registry.images.plan import image_chunks
 from registry.images.source import at_revision, local_folder
+from registry.records.engine import EngineKind
 from registry.records.function import (
     FunctionTask,
     Scaling,
@@ -43,9 +45,11 @@ from registry.records.function import (
 
 _REGISTERED = (
     *("task", "architecture", "image", "manifest", "assets", "dtype", "context_length", "description"),
+    *("engine", "engine_args"),
 )
 RESULT = ("name", "version", "image", "bytes", "blocks", "previous_version", "previous_architecture")
 
+ENGINES = [kind.value for kind in EngineKind]
 TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER]
 
 
@@ -77,6 +81,12 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
 @click.option(
     "--task", type=click.Choice(TASKS), help="Task of the model.  [default: that of its architecture]"
 )
+@click.option("--engine", type=click.Choice(ENGINES), help="What runs the model.  [default: native]")
+@click.option(
+    "--engine-args",
+    metavar="ARGS",
+    help="Arguments of vLLM's server, such as '--max-model-len 4096'.",
+)
 @click.option("--description", help="Free-text description.")
 @click.option(
     "--owner", metavar="TENANT", help="Tenant that it belongs to (admin keys).  [default: the operator]"
@@ -103,6 +113,8 @@ def deploy_command(
     model: str | None,
     revision: str | None,
     task: str | None,
+    engine: str | None,
+    engine_args: str | None,
     description: str | None,
     owner: str | None,
     visibility: str | None,
@@ -126,6 +138,7 @@ def deploy_command(
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy some-org/some-model --dtype bfloat16
       hypercast deploy some-org/some-model@v1.2
+      hypercast deploy some-org/some-model --engine vllm --engine-args '--max-model-len 8192'
       hypercast deploy functions/echo --share globex,initech
       hypercast deploy builtin:echo --share all
       hypercast deploy functions/embed --model ./my-bert
@@ -136,7 +149,8 @@ def deploy_command(
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
         scaling = scaling_given(spec, settings)  # refused before anything is read or sent
-        bundle = make_bundle(source, spec, model, task, dtype, description, revision)
+        chosen_engine = engine_given(spec, engine, engine_args)
+        bundle = make_bundle(source, spec, model, task, dtype, description, revision, *chosen_engine)
         check_policy(scaling, bundle.task)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
@@ -188,6 +202,19 @@ def scaling_given(spec: FunctionSpec | None, flags: Mapping[str, Any]) -> dict[s
     return given
 
 
+def engine_given(
+    spec: FunctionSpec | None, engine: str | None, engine_args: str | None
+) -> tuple[EngineKind, tuple[str, ...]]:
+    """Return the engine and its arguments; flags come before function.yaml. Raises InvalidRecord."""
+    of_spec = spec.engine if spec is not None else None
+    kind = EngineKind(engine) if engine else of_spec or EngineKind.NATIVE
+    if engine_args is not None:
+        if kind is EngineKind.NATIVE:
+            raise InvalidRecord("--engine-args are for another engine: add --engine vllm")
+        return kind, check_vllm_args(split_engine_args(engine_args))
+    return kind, spec.engine_args if spec is not None and kind is of_spec else ()
+
+
 def check_task(client: Client, name: str, task: str, architecture: str) -> None:
     """Raise DeployError where `name` is a function with another task, before anything is uploaded."""
     try:
@@ -228,17 +255,21 @@ def make_bundle(
     dtype: str | None,
     description: str | None,
     revision: str | None,
+    engine: EngineKind,
+    engine_args: tuple[str, ...],
 ) -> Bundle:
     """Collect what to upload for `source`; flags come before its function.yaml."""
     if spec is not None and spec.handler is not None:
-        if model is not None or task is not None or revision is not None:
-            raise UsageError("a function with a handler has no --model, no --revision and no --task")
+        if model is not None or task is not None or revision is not None or engine is not EngineKind.NATIVE:
+            raise UsageError("a function with a handler has no --model, --revision, --task or --engine")
         return bundle_handler(Path(source).expanduser(), spec)
     return bundle_model(
         at_revision(model or model_source(source, spec), revision),
         dtype or (spec.dtype if spec else "auto"),
         description or (spec.description if spec else ""),
         FunctionTask(task) if task else spec.task if spec else None,
+        engine,
+        engine_args,
     )
 
 

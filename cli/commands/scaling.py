@@ -24,9 +24,9 @@ _CHANGED = {
 }
 
 
-def follow(client: Client, path: str, body: dict[str, Any]) -> None:
-    """Show the stages of an NDJSON stream. Raises CliError for its `error` line."""
-    line = StageLine()
+def follow(client: Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Show the stages of an NDJSON stream; return what its other lines have. Raises CliError for an error."""
+    line, found = StageLine(), dict[str, Any]()
     try:
         with client.stream("POST", path, json=body) as response:
             raise_for(response)
@@ -36,8 +36,11 @@ def follow(client: Client, path: str, body: dict[str, Any]) -> None:
                     raise CliError(event["error"]["message"])
                 if "stage" in event:
                     line.show(event["stage"], event.get("fraction", 0.0))
+                else:
+                    found |= event
     finally:
         line.end()
+    return found
 
 
 @click.command("scale")

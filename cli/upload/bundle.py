@@ -18,6 +18,7 @@ from registry.images.codec import encode_manifest, manifest_digest
 from registry.images.pack import hash_image
 from registry.images.plan import ImagePlan, PackPlan, plan_checkpoint
 from registry.images.source import checkpoint_from
+from registry.records.engine import EngineKind
 from registry.records.function import BUILTIN_PREFIX, FunctionTask
 
 MAX_HANDLER_BYTES = 64 << 20
@@ -39,6 +40,8 @@ class Bundle:
     description: str
     source: str = ""
     revision: str = ""
+    engine: EngineKind = EngineKind.NATIVE
+    engine_args: tuple[str, ...] = ()
     plan: ImagePlan | None = None
     blobs: dict[str, bytes] = field(default_factory=dict)
 
@@ -70,9 +73,18 @@ def model_source(source: str, spec: FunctionSpec | None) -> str:
     return str(folder) if folder is not None else spec.model
 
 
-def bundle_model(source: str, dtype: str, description: str, task: FunctionTask | None) -> Bundle:
+def bundle_model(
+    source: str,
+    dtype: str,
+    description: str,
+    task: FunctionTask | None,
+    engine: EngineKind = EngineKind.NATIVE,
+    engine_args: tuple[str, ...] = (),
+) -> Bundle:
     """Plan and hash a checkpoint, or what `hypercast pack` made of one. Raises ImageError, DeployError."""
     if is_emulated(source):
+        if engine is not EngineKind.NATIVE:
+            raise DeployError(f"{source} has no weights that the engine {engine} could run")
         return bundle_emulated(source, dtype, description, task)
     checkpoint = checkpoint_from(source)
     folder = checkpoint.folder
@@ -83,16 +95,22 @@ def bundle_model(source: str, dtype: str, description: str, task: FunctionTask |
         if dtype not in ("auto", plan.dtype):
             raise DeployError(f"{source} is packed as {plan.dtype}: pack it again with --dtype {dtype}")
     else:
-        plan = plan_checkpoint(folder, dtype)
-    found = task_of(plan.config)
+        plan = plan_checkpoint(folder, dtype, engine)
+    found = task_of(plan.config, engine)
     if task is not None and task is not found:
         raise DeployError(f"{plan.architecture} has the task {found}, not the task {task}")
     if task is None and (whole := dropped_head(plan.config)):
         raise DeployError(f"{whole} is not supported; to use its encoder for embeddings, add --task {found}")
     bundle = bundle_image(
-        plan, found, plan.dtype, context_length_of(plan.config), collect_assets(folder), description
+        plan, found, plan.dtype, context_length_of(plan.config, engine), collect_assets(folder), description
     )
-    return replace(bundle, source=checkpoint.hub_id, revision=checkpoint.commit)
+    return replace(
+        bundle,
+        source=checkpoint.hub_id,
+        revision=checkpoint.commit,
+        engine=engine,
+        engine_args=engine_args,
+    )
 
 
 def bundle_emulated(source: str, dtype: str, description: str, task: FunctionTask | None) -> Bundle:

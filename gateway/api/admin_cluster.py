@@ -20,7 +20,7 @@ from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
 from gateway.http.sse import ByteStream
 from gateway.requests.services import Services
-from gateway.schemas.admin import DropRequest, ScaleRequest, WarmRequest
+from gateway.schemas.admin import DropRequest, PullRequest, ScaleRequest, WarmRequest
 from gateway.schemas.answers import DroppedImage, InstanceList, NodeList, NodeView, ScaledFunction, view
 from gateway.schemas.parameters import FOLLOW, LINES, OF_CAST, OF_FUNCTION, SUMMARY
 from registry.records.change import NodeUp, Snapshot
@@ -33,6 +33,7 @@ class ClusterAdmin:
         self._services = services
         self._scale = msgspec.json.Decoder(ScaleRequest)
         self._warm = msgspec.json.Decoder(WarmRequest)
+        self._pull = msgspec.json.Decoder(PullRequest)
         self._drop = msgspec.json.Decoder(DropRequest)
 
     async def scale(self, request: Request) -> ScaledFunction:
@@ -51,6 +52,19 @@ class ClusterAdmin:
         async def lines() -> AsyncGenerator[bytes, None]:
             async for stage in stages:
                 yield msgspec.json.encode({"stage": stage.stage, "fraction": stage.fraction}) + b"\n"
+            yield b'{"done":true}\n'
+
+        return LineReply(self._services, request_context(request.scope), "application/x-ndjson", lines())
+
+    async def pull(self, request: Request) -> ASGIApp:
+        """Make a folder for other engines; progress is one JSON object a line, the last has the folder."""
+        name = await self._known(request)
+        payload = await read_json(request, self._services, self._pull, absent=b"{}")
+        steps = self._services.cluster.pull(name, payload.on)
+
+        async def lines() -> AsyncGenerator[bytes, None]:
+            async for step in steps:
+                yield msgspec.json.encode(step) + b"\n"
             yield b'{"done":true}\n'
 
         return LineReply(self._services, request_context(request.scope), "application/x-ndjson", lines())

@@ -20,12 +20,14 @@ from gateway.requests.services import Services
 from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
 from gateway.tenants.access import may_read, name_taken, planned_access
+from registry.config.engine_args import check_vllm_args
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
 from registry.config.handler_spec import HandlerSpec
 from registry.errors import Conflict, InvalidRecord, NotFound
 from registry.images.architectures import context_length_of
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import default_blocks
+from registry.records.engine import EngineKind
 from registry.records.function import (
     BUILTIN_PREFIX,
     BUILTINS,
@@ -72,7 +74,8 @@ class FunctionAdmin:
         request_context(request.scope).set_version(draft)
         blobs = blobs_of(draft)
         self._collector.renew_pins(blobs)
-        await self._services.cluster.check_model(draft)
+        natively = await self._services.cluster.check_model(draft)
+        draft = replace(draft, native_first=natively and draft.engine is not EngineKind.NATIVE)
         await self._services.cluster.ensure_host_copy(draft)
         async with self._collector.exclusive() as lease:
             await self._check_blobs(draft)
@@ -218,6 +221,8 @@ class FunctionAdmin:
             deployed_by=key_id,
             source=payload.source,
             revision=payload.revision,
+            engine=payload.engine,
+            engine_args=_engine_args(payload),
         )
         await self._check_blobs(version)
         if payload.task is not FunctionTask.HANDLER:
@@ -262,7 +267,7 @@ class FunctionAdmin:
             raise Unprocessable(error.message, param="assets") from error
         if not assets.config.get("architectures"):
             return
-        longest = context_length_of(assets.config)
+        longest = context_length_of(assets.config, version.engine)
         if version.context_length > longest:
             raise Unprocessable(
                 f"context_length {version.context_length} is over the model's own, {longest} tokens",
@@ -312,6 +317,23 @@ def _version_before(function: Function) -> int:
             f"function {function.name!r} has no version before {function.current}: name the version"
         )
     return max(earlier)
+
+
+def _engine_args(payload: CreateFunction) -> tuple[str, ...]:
+    """Return the checked arguments of the engine. Raises Unprocessable."""
+    if payload.engine is EngineKind.NATIVE:
+        if payload.engine_args:
+            raise Unprocessable("engine_args are for another engine (engine: vllm)", param="engine_args")
+        return ()
+    if payload.task is not FunctionTask.GENERATE:
+        raise Unprocessable(
+            f"the engine {payload.engine} is for functions with the task generate, not {payload.task}",
+            param="engine",
+        )
+    try:
+        return check_vllm_args(payload.engine_args)
+    except InvalidRecord as error:
+        raise Unprocessable(str(error), param="engine_args") from error
 
 
 def _check_assets(task: FunctionTask, architecture: str, assets: Mapping[str, str]) -> None:

@@ -114,6 +114,18 @@ FUNCTION_OPERATIONS: tuple[Operation[Handlers], ...] = (
     ),
     _on_function(
         "post",
+        "/pull",
+        lambda to: to.cluster.pull,
+        "A folder on a node's machine that other engines can load it from",
+        None,
+        *_WAITS,
+        needs=Right.ADMIN,
+        body=admin.PullRequest,
+        others=(LINES,),
+        audit=Audit("function.pull"),
+    ),
+    _on_function(
+        "post",
         "/drop",
         lambda to: to.cluster.drop,
         "Drop its idle image",

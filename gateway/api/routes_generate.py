@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from gateway.core.errors import BadRequest, Unprocessable, from_validation
+from gateway.core.errors import ApiError, BadRequest, Unprocessable, from_validation
 from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.limits import decode, read_body
 from gateway.inference.assets import ModelAssets
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
+from gateway.requests.forwarded_reply import ForwardedReply
+from gateway.requests.forwarding import forwarded_body, runs_by_tokens
 from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
 from gateway.requests.grammar import TextGrammar, requested_grammar
@@ -28,11 +31,24 @@ from gateway.schemas.openai import (
     refuse_misspelt,
     refuse_unsupported,
 )
+from registry.messages.forward import ForwardPath
+from registry.records.api_key import ApiKey
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 
 _COMPLETION_DEFAULT_TOKENS = 16
+_COMPLETIONS: ForwardPath = "/v1/completions"
+_CHAT: ForwardPath = "/v1/chat/completions"
+_Payload = TypeVar("_Payload", CompletionRequest, ChatRequest)
 
-GenerateReply = StreamReply | WholeReply
+GenerateReply = StreamReply | WholeReply | ForwardedReply
+
+
+class _Addressed(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a body by which it is routed."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    stream: bool | None = None
 
 
 class GenerateRoutes:
@@ -42,26 +58,68 @@ class GenerateRoutes:
         self._services = services
         self._completion = msgspec.json.Decoder(CompletionRequest)
         self._chat = msgspec.json.Decoder(ChatRequest)
+        self._any = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     async def completions(self, request: Request) -> GenerateReply:
         """Continue a prompt."""
-        limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
-        payload = decode(body, self._completion, limits)
-        refuse_misspelt(body, CompletionRequest)
-        context = request_context(request.scope)
-        version = await self._services.functions.resolve(payload.model, context.caller)
-        return await self.completion_reply(context, version, payload)
+        found = await self._read(request, self._completion, CompletionRequest)
+        if isinstance(found, ForwardedReply):
+            return found
+        version, payload, _ = found
+        return await self.completion_reply(request_context(request.scope), version, payload)
 
     async def chat(self, request: Request) -> GenerateReply:
         """Continue a conversation."""
+        found = await self._read(request, self._chat, ChatRequest)
+        if isinstance(found, ForwardedReply):
+            return found
+        version, payload, body_bytes = found
+        context = request_context(request.scope)
+        return await self.chat_reply(context, version, payload, body_bytes=body_bytes)
+
+    async def _read(
+        self, request: Request, decoder: msgspec.json.Decoder[_Payload], kind: type[_Payload]
+    ) -> tuple[FunctionVersion, _Payload, int] | ForwardedReply:
+        """Return the version, the validated body and its size; or the reply of another engine's server."""
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
-        payload = decode(body, self._chat, limits)
-        refuse_misspelt(body, ChatRequest)
+        caller = request_context(request.scope).caller
+        try:
+            payload = decode(body, decoder, limits)
+        except ApiError:
+            version = await self._foreign_version(body, caller)
+            if version is None:
+                raise
+            return await self._forwarded(request, version, body)
+        version = await self._services.functions.resolve(payload.model, caller)
+        if version.engine is EngineKind.NATIVE or version.task is not FunctionTask.GENERATE:
+            refuse_misspelt(body, kind)
+            return version, payload, len(body)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        assets = await self._services.assets.get(version)
+        if runs_by_tokens(payload, fields, has_tokenizer=assets.tokenizer is not None):
+            return version, payload, len(body)
+        return await self._forwarded(request, version, body)
+
+    async def _foreign_version(self, body: bytes, caller: ApiKey) -> FunctionVersion | None:
+        """Return the version that a body names, if another engine runs it: its server validates the body."""
+        try:
+            name = msgspec.json.decode(body, type=_Addressed).model
+            version = await self._services.functions.resolve(name, caller)
+        except (msgspec.DecodeError, ApiError):
+            return None
+        return None if version.engine is EngineKind.NATIVE else version
+
+    async def _forwarded(self, request: Request, version: FunctionVersion, body: bytes) -> ForwardedReply:
         context = request_context(request.scope)
-        version = await self._services.functions.resolve(payload.model, context.caller)
-        return await self.chat_reply(context, version, payload, body_bytes=len(body))
+        context.set_version(version)
+        self._services.health.require_alive()
+        limits = self._services.settings.limits
+        decode(body, self._any, limits)  # its bounds
+        streams = bool(msgspec.json.decode(body, type=_Addressed).stream)
+        sent = await asyncio.to_thread(forwarded_body, body, version, context.caller.tenant)
+        path = _CHAT if request.url.path.endswith("/chat/completions") else _COMPLETIONS
+        return ForwardedReply(self._services, context, version, path, sent, streams=streams)
 
     async def completion_reply(
         self, context: RequestContext, version: FunctionVersion, payload: CompletionRequest

@@ -56,7 +56,7 @@ def prompt_tokens(runs: Sequence[OpenCall]) -> int:
             case Compute():
                 total += run.usage.prompt_tokens if run.usage else sum(map(len, work.token_ids))
             case _:
-                total += run.usage.prompt_tokens if run.usage else 0
+                total += run.usage.prompt_tokens if run.usage else run.prompt_tokens
     return total
 
 

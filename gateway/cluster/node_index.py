@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from gateway.cluster.node_space import free_bytes, host_room_bytes, idle_used_at
+from registry.records.engine import EngineKind
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord
 
@@ -20,6 +21,7 @@ class NodeKind(NamedTuple):
     device: str
     allows_handlers: bool
     gpu_bytes: int
+    engines: tuple[EngineKind, ...] = (EngineKind.NATIVE,)
 
 
 class Emptiness(NamedTuple):
@@ -201,7 +203,7 @@ def _move(node: str, groups: dict[_Key, dict[str, None]], before: set[_Key], aft
 
 
 def _kind(node: NodeRecord) -> NodeKind:
-    return NodeKind(node.device, node.allows_handlers, node.gpu_bytes)
+    return NodeKind(node.device, node.allows_handlers, node.gpu_bytes, node.engines)
 
 
 def _kinds(node: NodeRecord | None) -> set[NodeKind]:

@@ -5,13 +5,14 @@ from collections import OrderedDict
 
 from rdmacast.cast.record import CastPlan
 from registry.images.store import Blobs
-from registry.messages.node import ImageHolder, ImageRef
+from registry.messages.images import ImageHolder, ImageRef
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 
 _MANIFEST_LIMIT = 64 << 20
 _FILE_LIMIT = 64 << 20
 _CACHE_BYTES = 128 << 20
-# Files that a node needs besides the image; tokenizers are sent for grammars only.
+# Files that the native engine needs besides the image; tokenizers are sent for grammars only.
 _MODEL_FILES = ("config.json", "generation_config.json", "preprocessor_config.json")
 
 
@@ -29,7 +30,8 @@ class StartAssets:
 
     async def files(self, version: FunctionVersion) -> dict[str, bytes]:
         """Return the files that a node needs, by name. Raises NotFound, ImageError."""
-        names = version.assets if version.task is FunctionTask.HANDLER else _MODEL_FILES
+        whole = version.task is FunctionTask.HANDLER or version.engine is not EngineKind.NATIVE
+        names = version.assets if whole else _MODEL_FILES
         return {
             name: await self._read(version.assets[name], _FILE_LIMIT)
             for name in names

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
 from gateway.control.node_calls import NodeCalls
-from gateway.core.contract import DispatchError, WaitStage
+from gateway.core.contract import DispatchError, PulledModel, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
 from gateway.planning.image_sources import choose_sources, choose_warm
 from gateway.planning.placement import unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier
 
@@ -156,6 +157,31 @@ class ClusterControl:
             for name in list(mine):  # of tasks that were cancelled before they ran
                 self._unclaim(image, name, mine)
 
+    async def pull(self, function: str, on: str | None) -> AsyncIterator[WaitStage | PulledModel]:
+        version = self._current(function)
+        if version.image is None:
+            raise _bad_request(f"{function} has a handler, no model")
+        node = self._pull_target(version, on)
+        async for stage in self.warm(function, None, (node.id,)):
+            yield stage
+        try:
+            folder = await self._calls.pull(version, node.id)
+        except RegistryError as error:
+            raise _start_failed(f"{function} could not be pulled: {reason_of(error)}") from error
+        yield PulledModel(node=node.id, host=node.host, version=version.version, folder=folder)
+
+    def _pull_target(self, version: FunctionVersion, on: str | None) -> NodeRecord:
+        """Return the named node; else one that holds the image, or the one with the most room."""
+        image, nodes = version.image or "", self._nodes(() if on is None else (on,))
+        if on is None:
+            held = {node.id for node in self._state_cache.holders(image, Tier.HOST)}
+            nodes = [node for node in nodes if node.id in held] or choose_warm(
+                image, version.image_bytes, 1, nodes
+            )
+        if not nodes:
+            raise _start_failed(self._no_host_room(version))
+        return nodes[0]
+
     def _claim(self, image: str, node: str) -> bool:
         """Record that the image is loading on the node; return False if it was recorded already."""
         if (image, node) in self._planner.prefetching:
@@ -170,26 +196,28 @@ class ClusterControl:
             self._planner.on_prefetched(image, node)
         self._changes.notify_soon()
 
-    async def check_model(self, version: FunctionVersion) -> None:
+    async def check_model(self, version: FunctionVersion) -> bool:
         if version.image is None:
-            return
+            return False
         await self._wait_for_node()
-        kinds = {node.device.partition(":")[0]: node.id for node in self._state_cache.usable_nodes()}
-        refusal = ""
+        nodes = [node for node in self._state_cache.usable_nodes() if version.engine in node.engines]
+        kinds = {node.device.partition(":")[0]: node.id for node in nodes}
+        refusal = "" if kinds else unschedulable_reason(version, list(self._state_cache.usable_nodes()))
         for node in kinds.values():
             try:
-                await self._calls.check(version, node)
+                return await self._calls.check(version, node)
             except RemoteError as error:
                 if error.code == "unsupported_model":
                     refusal = error.message
+                elif version.engine is not EngineKind.NATIVE:
+                    raise _start_failed(f"{version.function} was not checked: {error.message}") from error
                 else:  # of an earlier release, which checks nothing
                     log.info("node %s did not check %s: %s", node, version.function, error)
             except ChannelError:
                 continue  # it is lost: the load that follows is made elsewhere
-            else:
-                return
         if refusal:
             raise DispatchError("unsupported_model", refusal, status=422)
+        return version.engine is EngineKind.NATIVE
 
     async def _wait_for_node(self) -> None:
         await self._wait(
@@ -316,7 +344,7 @@ class ClusterControl:
         """Drop the image through the first of these nodes that is not lost meanwhile."""
         for name in nodes:
             try:
-                await self._calls.drop(image, name, tier)
+                await self._calls.drop(image, name, tier, folders=True)
             except ChannelClosed:
                 if name == nodes[-1]:
                     raise

@@ -12,11 +12,18 @@ from gateway.planning.actions import StartAction, StopAction
 from gateway.planning.cast_publisher import CastPublisher
 from registry.config.function_secrets import SecretVault
 from registry.errors import ChannelClosed, ChannelError, InvalidRecord, NotFound, RegistryError, RemoteError
-from registry.messages.node import (
+from registry.messages.images import (
     CheckModel,
     DropImage,
-    GetStatus,
     ImageHolder,
+    ModelChecked,
+    ModelFolder,
+    PullModel,
+    UnpinImage,
+    WarmImage,
+)
+from registry.messages.node import (
+    GetStatus,
     InstanceProgress,
     InstanceStarted,
     LogChunk,
@@ -25,10 +32,9 @@ from registry.messages.node import (
     StartInstance,
     StopInstance,
     TailLogs,
-    UnpinImage,
-    WarmImage,
 )
 from registry.records.cast import CastRecord
+from registry.records.engine import EngineKind
 from registry.records.fence import Fence
 from registry.records.function import FunctionVersion
 
@@ -92,6 +98,9 @@ class NodeCalls:
             live=action.live,
             first_layer=action.first_layer,
             secrets=await self._secrets(version),
+            engine=version.engine,
+            engine_args=version.engine_args,
+            native_first=version.native_first,
         )
         with self._arriving(version.image, action.node) as arrival:
             async with self._casts.joining(action.cast, action.node):
@@ -150,25 +159,48 @@ class NodeCalls:
                                 arrival.started.set()
                             yield reply
 
-    async def check(self, version: FunctionVersion, node: str) -> None:
-        """Check that the node has an engine for the version. Raises RemoteError (`unsupported_model`)."""
+    async def check(self, version: FunctionVersion, node: str) -> bool:
+        """Check that the node has the version's engine; return whether its own engine runs the model, too.
+
+        Raises RemoteError (`unsupported_model`).
+        """
         image = await self._assets.image_ref(version, ())
-        if image is not None:
-            config = (await self._assets.files(version))["config.json"]
-            await self._call(
-                node,
-                CheckModel(
-                    image=image, config=config, dtype=version.dtype, context_length=version.context_length
-                ),
+        assert image is not None
+        config = await self._assets.file(version, "config.json")
+        natively = version.engine is EngineKind.NATIVE
+        async with self._client(node).call(
+            CheckModel(
+                image=image,
+                config=config,
+                dtype=version.dtype,
+                context_length=version.context_length,
+                engine=version.engine,
+                engine_args=version.engine_args,
             )
+        ) as replies:
+            async for reply in replies:
+                if isinstance(reply, ModelChecked):
+                    natively = reply.natively
+        return natively
+
+    async def pull(self, version: FunctionVersion, node: str) -> str:
+        """Return the folder on the node's machine with the files and the image, which is in its host tier."""
+        files = {name: await self._assets.file(version, name) for name in version.assets}
+        name = f"{version.function}-{version.version}"
+        request = PullModel(name=name, image=version.image or "", files=files)
+        async with self._client(node).call(request) as replies:
+            async for reply in replies:
+                if isinstance(reply, ModelFolder):
+                    return reply.path
+        raise RemoteError("internal", f"node {node} returned no folder")
 
     async def unpin(self, image: str, node: str) -> None:
         """Unpin the host copy of the image."""
         await self._call(node, UnpinImage(image=image))
 
-    async def drop(self, image: str, node: str, tier: str) -> None:
-        """Drop the idle image from the tier."""
-        await self._call(node, DropImage(image=image, tier=tier))
+    async def drop(self, image: str, node: str, tier: str, *, folders: bool = False) -> None:
+        """Drop the idle image from the tier, with `folders` also the folders of `pull`."""
+        await self._call(node, DropImage(image=image, tier=tier, folders=folders))
 
     async def refresh(self, node: str) -> None:
         """Read the node's record now, before its next heartbeat; a failure leaves the cached one."""

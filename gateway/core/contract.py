@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from registry.messages.node import (
     Arrays,
     Compute,
@@ -60,13 +61,16 @@ class Deadlines:
     total_s: float = 1800.0
 
 
+Work = Generate | Compute | InvokeHandler | ForwardRequest
+
+
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it."""
 
     request_id: str
     tenant: str
     version: FunctionVersion
-    work: Generate | Compute | InvokeHandler
+    work: Work
     deadlines: Deadlines = Deadlines()
 
 
@@ -75,6 +79,15 @@ class WaitStage(msgspec.Struct, frozen=True, kw_only=True):
 
     stage: str
     fraction: float
+
+
+class PulledModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder on the machine of `node` from which other engines can load a version of a function."""
+
+    node: str
+    host: str
+    version: int
+    folder: str
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +108,7 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True):
     phases_ms: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
-Event = WaitStage | Assigned | Tokens | RequestUsage | Arrays | HandlerChunk
+Event = WaitStage | Assigned | Tokens | RequestUsage | Arrays | HandlerChunk | ForwardedHead | ForwardedChunk
 
 
 class CallUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,8 +141,18 @@ class ClusterOperations(Protocol):
         """Prefetch the current version into host memory; ends when all requested nodes hold it."""
         ...
 
-    async def check_model(self, version: FunctionVersion) -> None:
-        """Return if some node has an engine for the version. Raises DispatchError (unsupported_model)."""
+    def pull(self, function: str, on: str | None) -> AsyncIterator["WaitStage | PulledModel"]:
+        """Prefetch the current version, and make a folder that other engines can load it from; it comes last.
+
+        Raises DispatchError, NotFound.
+        """
+        ...
+
+    async def check_model(self, version: FunctionVersion) -> bool:
+        """Return whether the nodes' own engine runs the model, if some node has the version's engine.
+
+        Raises DispatchError (unsupported_model).
+        """
         ...
 
     async def ensure_host_copy(self, version: FunctionVersion) -> None:

@@ -16,6 +16,7 @@ from gateway.core.contract import (
     FunctionCall,
     WaitStage,
 )
+from registry.messages.forward import ForwardedChunk, ForwardedHead
 from registry.messages.node import HandlerChunk, RequestUsage, Tokens
 
 _CHECK_EVERY_S = 0.02
@@ -77,6 +78,7 @@ class OpenCall(ABC):
     assigned: Assigned | None = None
     usage: RequestUsage | None = None
     tokens = 0
+    prompt_tokens = 0  # as another engine has counted them so far
     passed_on = 0  # tokens that the reader has passed on
     outputs = 0
     failed = False  # for another reason than a deadline or its reader
@@ -171,6 +173,11 @@ class OpenCall(ABC):
                 self.assigned = event
                 self._assigned_s = self._loop.time()
                 self.stage = "first output"
+            case ForwardedHead():
+                pass  # nothing of it is sent before the first chunk
+            case ForwardedChunk(prompt_tokens=prompt, completion_tokens=completion):
+                self._note_output()
+                self.prompt_tokens, self.tokens = prompt, completion
             case RequestUsage():
                 self.usage = event
             case HandlerChunk(usage=usage):

@@ -14,7 +14,8 @@ from gateway.core.contract import DispatchError, FunctionCall, WaitStage
 from gateway.core.open_call import DeadlineTimer
 from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
-from gateway.dispatch.execution import ReplicaOutcome, RequestExecution
+from gateway.dispatch.execution import RequestExecution
+from gateway.dispatch.outcomes import ReplicaOutcome
 from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import CallTokens, ReplicaSlots, concurrency_of

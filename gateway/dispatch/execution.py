@@ -14,9 +14,17 @@ import msgspec
 from gateway.cluster.node_client import NodeCall, NodeClient
 from gateway.cluster.replicas import PipelineReplica, Replica
 from gateway.cluster.state_cache import VersionKey
-from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage
+from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage, Work
 from gateway.core.open_call import DeadlineTimer, OpenCall
 from gateway.dispatch.admission import QueuedRequest
+from gateway.dispatch.outcomes import (
+    MAYBE_STARTED,
+    REFUSALS,
+    ReplicaOutcome,
+    given_up,
+    translated,
+    whole_usage,
+)
 from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
 from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
 from gateway.dispatch.targets import UnfinishedRequest
@@ -24,50 +32,16 @@ from gateway.dispatch.tokenizers import TokenizerSender
 from rdmacast.aio.shielded import run_shielded
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
+from registry.messages.forward import ForwardedChunk, ForwardedHead
 from registry.messages.live import MOVED, KvLocation
 from registry.messages.node import (
     Arrays,
-    Compute,
     Generate,
     HandlerChunk,
-    InvokeHandler,
     Reply,
     RequestUsage,
     Tokens,
 )
-
-
-class ReplicaOutcome(Enum):
-    """Why a replica did not complete a call, so that it is routed again."""
-
-    LOST = "lost"  # the channel to its node broke
-    DRAINING = "draining"  # admits no new calls
-    GONE = "gone"  # no such instance
-    FULL = "full"  # no free slot
-    STAGE_LOST = "stage lost"  # another node of the pipeline failed
-    MOVED = "moved"  # handed off by a pipeline, on request or because it ends
-
-
-_REFUSALS = {
-    "draining": ReplicaOutcome.DRAINING,
-    "no_such_instance": ReplicaOutcome.GONE,
-    "overloaded": ReplicaOutcome.FULL,
-    "no_tokenizer": ReplicaOutcome.FULL,  # it has dropped it: it is sent again
-    "no_such_pipeline": ReplicaOutcome.GONE,
-    "pipeline_lost": ReplicaOutcome.STAGE_LOST,
-}
-_MAYBE_STARTED = frozenset(
-    {ReplicaOutcome.DRAINING, ReplicaOutcome.STAGE_LOST}
-)  # the replica may have started the work
-_ERRORS = {
-    "start_failed": ("start_failed", 503),
-    "out_of_memory": ("bad_request", 400),
-    "bad_request": ("bad_request", 400),
-    "handler_error": ("function_error", 500),
-    "handler_not_allowed": ("start_failed", 503),
-    "draining": ("draining", 503),
-    "overloaded": ("overloaded", 503),
-}
 
 
 def _nodes_of(server: Replica) -> tuple[str, ...]:
@@ -134,6 +108,7 @@ class RequestExecution(OpenCall):
     _pipeline = ""  # name of the pipeline that runs it now
     _kv: KvLocation | None = None  # of its KV cache, at the pipeline that handed it off
     _outputs_before = 0  # outputs of earlier tries
+    _forwarded: ForwardedChunk | None = None  # the latest, which has the tokens so far
 
     def __init__(self, router: RequestRouter, call: FunctionCall, clock: Clock) -> None:
         super().__init__(call, router.deadlines)
@@ -183,7 +158,7 @@ class RequestExecution(OpenCall):
                     continue
                 if self._state is _State.FINISHED and isinstance(error, ChannelClosed):
                     self._state = _State.OVER
-                    return self._synthetic_usage()
+                    return self._whole(self._forwarded)
                 self._retry(error)
             except StopAsyncIteration:
                 if self._state is not _State.MOVING:
@@ -291,19 +266,19 @@ class RequestExecution(OpenCall):
             outcome = ReplicaOutcome.LOST
             self._check_repeatable(instance, error)
         else:
-            refusal = _REFUSALS.get(error.code)
+            refusal = REFUSALS.get(error.code)
             if refusal is None or (self.outputs and not isinstance(self.call.work, Generate)):
-                raise self._translated(error) from error
+                raise translated(error, self.call.request_id) from error
             outcome = refusal
             if error.code == "no_tokenizer":
-                self._router.tokenizers.forget(instance.node)
-            if outcome not in _MAYBE_STARTED and self.outputs == self._outputs_before:
+                self._router.tokenizers.forget(_nodes_of(instance))
+            if outcome not in MAYBE_STARTED and self.outputs == self._outputs_before:
                 del self._replica_calls[self._current :]  # rejected before it began
                 self._tries -= 1
         # A full replica is no failure: the call keeps waiting under its own deadlines.
         self._tries_left -= outcome is not ReplicaOutcome.FULL
         if not self._tries_left:
-            raise self._given_up(error) from error
+            raise given_up(error, self.call.request_id) from error
         self._reroute(outcome, failover=outcome in (ReplicaOutcome.LOST, ReplicaOutcome.STAGE_LOST))
         if outcome is not ReplicaOutcome.FULL:
             queued.lost_instance()
@@ -344,7 +319,7 @@ class RequestExecution(OpenCall):
         self._tries += 1
         return replica_call
 
-    def _work(self, replica_call: ReplicaCall, server: Replica) -> Generate | Compute | InvokeHandler:
+    def _work(self, replica_call: ReplicaCall, server: Replica) -> Work:
         work = msgspec.structs.replace(
             self.call.work, request_id=replica_call.call_id, instance_id=replica_call.instance_id
         )
@@ -378,6 +353,13 @@ class RequestExecution(OpenCall):
             case HandlerChunk(usage=RequestUsage(gpu_us=gpu_us)):
                 replica_call.gpu_us, replica_call.exact = gpu_us, True
                 self._state = _State.OVER
+            case ForwardedHead():
+                pass
+            case ForwardedChunk(gpu_us=gpu_us):
+                replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
+                self._forwarded = reply
+                if reply.last:
+                    self._state = _State.FINISHED
             case Arrays() | HandlerChunk():
                 self._state = _State.FINISHED
             case RequestUsage(gpu_us=gpu_us):
@@ -391,33 +373,10 @@ class RequestExecution(OpenCall):
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
         return reply
 
-    def _whole(self, usage: RequestUsage) -> RequestUsage:
-        """Return the usage of the whole call, of which its last node ran only a part."""
-        work = self.call.work
-        if not isinstance(work, Generate):
-            return usage
-        return msgspec.structs.replace(
-            usage,
-            prompt_tokens=len(work.prompt_ids),
-            completion_tokens=len(self._token_ids),
-            gpu_us=self._gpu_us,
-            exec_us=self._exec_us,
-        )
-
-    def _synthetic_usage(self) -> RequestUsage:
-        """Return the usage of a complete call whose node was lost before it reported it."""
-        match self.call.work:
-            case Generate(prompt_ids=ids):
-                prompt = len(ids)
-            case Compute(token_ids=texts):
-                prompt = sum(map(len, texts))
-            case _:
-                prompt = 0
-        return RequestUsage(
-            prompt_tokens=prompt,
-            completion_tokens=len(self._token_ids),
-            gpu_us=self._gpu_us,
-            exec_us=self._exec_us,
+    def _whole(self, usage: RequestUsage | ForwardedChunk | None) -> RequestUsage:
+        """Return the usage of the whole call, of which its last node ran only a part, or was lost."""
+        return whole_usage(
+            self.call.work, usage, tokens=len(self._token_ids), gpu_us=self._gpu_us, exec_us=self._exec_us
         )
 
     @property
@@ -435,15 +394,3 @@ class RequestExecution(OpenCall):
             raise DispatchError(
                 "internal", f"node {instance.node} was lost in the middle of its response", status=500
             ) from error
-
-    def _translated(self, error: RemoteError) -> DispatchError:
-        code, status = _ERRORS.get(error.code, ("internal", 500))
-        message = error.message
-        if error.code == "handler_error":  # the function's log has the rest, under this id
-            message += f" (request {self.call.request_id.partition('/')[0]})"
-        return DispatchError(code, message, status=status, retry_after_s=5 if status == 503 else None)
-
-    def _given_up(self, error: Exception) -> DispatchError:
-        if isinstance(error, RemoteError):
-            return self._translated(error)
-        return DispatchError("internal", f"the call was retried too often; last error: {error}", status=500)

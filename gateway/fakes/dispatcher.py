@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.cluster.condition import ChangeCondition
-from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, WaitStage
+from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, PulledModel, WaitStage, Work
 from gateway.core.open_call import DeadlineTimer, OpenCall
 from registry.errors import Conflict, CorruptImage, NotFound, StoreError
-from registry.messages.node import Compute, Generate, InvokeHandler, RequestUsage, Tokens
+from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.records.change import Snapshot
 from registry.records.function import FunctionVersion
 from registry.records.usage import GpuSlice
@@ -108,7 +108,7 @@ class FakeDispatcher:
         """Wait until a condition on the calls holds."""
         await self.changes.wait_for(holds)
 
-    def works(self) -> list[Generate | Compute | InvokeHandler]:
+    def works(self) -> list[Work]:
         return [call.work for call in self.calls]
 
 
@@ -135,13 +135,20 @@ class FakeCluster:
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         self._ask("scale", function, instances, tuple(on), wait)
 
+    async def pull(self, function: str, on: str | None) -> AsyncIterator[WaitStage | PulledModel]:
+        self._ask("pull", function, on)
+        for stage in self.stages:
+            yield stage
+        yield PulledModel(node="n0", host="h0", version=1, folder=f"/models/{function}-1")
+
     async def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[WaitStage]:
         self._ask("warm", function, nodes, tuple(on))
         for stage in self.stages:
             yield stage
 
-    async def check_model(self, version: FunctionVersion) -> None:
+    async def check_model(self, version: FunctionVersion) -> bool:
         self._ask("check_model", version.function, version.version)
+        return True
 
     async def ensure_host_copy(self, version: FunctionVersion) -> None:
         self._ask("ensure_host_copy", version.function, version.version)

@@ -16,21 +16,28 @@ from gateway.fakes.instances import FakeInstances
 from gateway.fakes.pipelines import FakeLayers, FakePipelines
 from gateway.fakes.tiers import with_image, with_mark, without_image
 from registry.errors import RemoteError
+from registry.messages.images import (
+    AddTokenizer,
+    CheckModel,
+    DropImage,
+    ImageRef,
+    ModelChecked,
+    ModelFolder,
+    PullModel,
+    UnpinImage,
+    WarmImage,
+)
 from registry.messages.live import HandOffCalls, OpenPipeline
 from registry.messages.node import (
     Acknowledged,
-    AddTokenizer,
     Array,
     Arrays,
     CallsUsed,
-    CheckModel,
     Compute,
-    DropImage,
     EndCalls,
     Generate,
     GetStatus,
     HandlerChunk,
-    ImageRef,
     InstanceProgress,
     InvokeHandler,
     LogChunk,
@@ -42,8 +49,6 @@ from registry.messages.node import (
     StopInstance,
     TailLogs,
     Tokens,
-    UnpinImage,
-    WarmImage,
 )
 from registry.messages.sampling import TokenLogprob
 from registry.records.instance import InstanceRecord, InstanceState
@@ -133,6 +138,8 @@ class FakeNode:
         self.pipelines = FakePipelines(self, self._fellows, lambda context: next_token(context, vocabulary))
         self.loaded: dict[str, asyncio.Event] = {}
         self.tokenizers: list[str] = []  # digests, as they arrived
+        self.foreign: set[str] = set()  # images that only another engine runs
+        self.folders: dict[str, dict[str, bytes]] = {}  # files by name of the folder
         self.refusals: dict[str, str] = {}  # of images that no engine here can run
         self._record = _record(id_, **facts)
 
@@ -214,14 +221,21 @@ class FakeNode:
             case CheckModel(image=image):
                 if refusal := self.refusals.get(image.image):
                     raise RemoteError("unsupported_model", refusal)
-                await send(Acknowledged())
+                await send(ModelChecked(natively=image.image not in self.foreign))
             case AddTokenizer(digest=digest):
                 self.tokenizers.append(digest)
                 await send(Acknowledged())
+            case PullModel(name=name, image=digest, files=files):
+                if not self.holds(digest, Tier.HOST):
+                    raise RemoteError("start_failed", f"{digest} is not in the host tier")
+                self.folders[name] = files
+                await send(ModelFolder(path=f"/models/{self.id}/{name}"))
             case UnpinImage(image=digest):
                 await self._mark(digest, pinned=False)
                 await send(Acknowledged())
             case DropImage(image=image, tier=tier):
+                if request.folders:
+                    self.folders.clear()
                 await self.drop(image, Tier(tier))
                 await send(Acknowledged())
             case OpenPipeline():

@@ -58,8 +58,9 @@ class ModelLayers:
 
 
 def is_layered(version: FunctionVersion) -> bool:
-    """Return whether the version can have layers: a generative model with a manifest."""
-    return version.task is FunctionTask.GENERATE and version.manifest is not None
+    """Return whether the nodes' own engine runs the version layer by layer: a generative model."""
+    generates = version.task is FunctionTask.GENERATE and version.manifest is not None
+    return generates and version.runs_natively
 
 
 def even_layers(blocks: int) -> ModelLayers:

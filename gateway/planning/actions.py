@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.cluster.state_cache import VersionKey
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
 

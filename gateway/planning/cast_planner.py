@@ -19,7 +19,7 @@ from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
 from rdmacast.plan.planners.topology import NodeTopology
 from registry.images.manifest import block_bytes, min_blocks
-from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
+from registry.messages.images import MAX_CAST_MEMBERS, ImageHolder
 from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from gateway.cluster.node_space import holds, host_room_bytes, pinned_bytes, tier_of
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.node import NodeRecord, Tier
 
 _MAX_HOLDERS = 8

@@ -18,10 +18,12 @@ from gateway.cluster.node_space import (
     tier_of,
 )
 from registry.config.emulation import mismatch
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord, Tier
 
+_ENGINE_HINTS = {EngineKind.VLLM: "start an invoker with --vllm-python PATH"}
 _LOADING_RANK = 2  # the image is arriving on this host already
 _KV_SHARE = 8  # the KV cache is estimated as this part of the image
 
@@ -102,8 +104,13 @@ def start_candidates(
 
 
 def can_run(version: FunctionVersion, node: NodeRecord | NodeKind) -> bool:
-    """Return whether the node runs handlers, if the version needs that, and models of its architecture."""
+    """Return whether the node runs handlers, if the version needs that, and models of its architecture.
+
+    With another engine than the node's own, the node must have that one.
+    """
     if version.runs_user_code and not node.allows_handlers:
+        return False
+    if version.image is not None and version.engine not in node.engines:
         return False
     return version.image is None or not mismatch(version.architecture, node.device)
 
@@ -207,6 +214,10 @@ def unschedulable_reason(version: FunctionVersion, nodes: Sequence[NodeRecord]) 
         able = [node for node in nodes if node.allows_handlers]
         if not able:
             return "handlers are not allowed on any node (start an invoker with --allow-handlers)"
+    if version.image is not None and version.engine is not EngineKind.NATIVE:
+        able = [node for node in able if version.engine in node.engines]
+        if not able:
+            return f"no node has the engine {version.engine} ({_ENGINE_HINTS[version.engine]})"
     if version.image is not None:
         reasons = {node.id: mismatch(version.architecture, node.device) for node in able}
         able = [node for node in able if not reasons[node.id]]

@@ -28,7 +28,7 @@ from gateway.planning.placement import (
 )
 from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSettings
 from gateway.planning.policy import FunctionLoad
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.function import FunctionVersion
 from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord, Tier

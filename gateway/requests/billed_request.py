@@ -6,13 +6,13 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gateway.billing.request_record import BillingFailed, completion_tokens, prompt_tokens
-from gateway.core.contract import Assigned, DispatchError, FunctionCall
+from gateway.core.contract import Assigned, DispatchError, FunctionCall, Work
 from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
 from gateway.http.limits import ClientGone
 from gateway.requests.services import Services
 from gateway.tenants.cost_estimates import WorkBound
-from registry.messages.node import Compute, Generate, InvokeHandler
+from registry.messages.node import InvokeHandler
 from registry.records.function import FunctionVersion
 from registry.records.instance import StartKind
 from registry.records.usage import RequestStatus
@@ -86,7 +86,7 @@ class BilledRequest:
             for run in self.runs
         )
 
-    def run(self, work: Generate | Compute | InvokeHandler) -> OpenCall:
+    def run(self, work: Work) -> OpenCall:
         """Return a further call of this request, to be entered by the caller."""
         call = FunctionCall(
             request_id=work.request_id,

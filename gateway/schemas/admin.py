@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from gateway.core.validation import COMMIT, CURRENCY, SHA256, TENANT
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
+from registry.records.engine import MAX_ARG_CHARS, MAX_ENGINE_ARGS, EngineKind
 from registry.records.function import (
     MAX_SHARES,
     MIN_SCALE_DOWN_DELAY_S,
@@ -32,6 +33,9 @@ Nanos = Annotated[int, Meta(ge=0, le=2**53)]
 Price = Annotated[int, Meta(ge=0, le=10**13)]
 Concurrent = Annotated[int, Meta(ge=1, le=1_000_000)]
 PerMinute = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+EngineArgs = Annotated[list[Annotated[str, Meta(max_length=MAX_ARG_CHARS)]], Meta(max_length=MAX_ENGINE_ARGS)]
 
 
 class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +94,8 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A version to register. Its blobs must be in the store already.
 
     `replace_task` allows a task other than that of the function's current version. A model from a hub has
-    its id as `source`, and the commit that was deployed as `revision`.
+    its id as `source`, and the commit that was deployed as `revision`. `engine_args` are arguments of vLLM's
+    server, for the engine `vllm` alone.
     """
 
     name: ShortText
@@ -107,6 +112,10 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     replace_task: bool = False
     source: Annotated[str, Meta(max_length=256)] = ""
     revision: Annotated[str, Meta(pattern=COMMIT)] = ""
+    engine: EngineKind = EngineKind.NATIVE
+    engine_args: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_ARG_CHARS)]], Meta(max_length=MAX_ENGINE_ARGS)
+    ] = []
 
 
 class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +148,12 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class WarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     on: NodeIds = []
+
+
+class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The node that is to have the folder; by default one that has the image already."""
+
+    on: ShortText | None = None
 
 
 class DropRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

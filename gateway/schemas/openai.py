@@ -233,4 +233,8 @@ def refuse_misspelt(body: bytes | bytearray, request: type[GenerateFields]) -> N
 
 
 def _unsupported(field: str) -> BadRequest:
-    return BadRequest(f"{field} is not supported", param=field, code="unsupported_parameter")
+    return BadRequest(
+        f"{field} is not supported by the native engine: deploy the model with --engine vllm to use it",
+        param=field,
+        code="unsupported_parameter",
+    )

@@ -2,4 +2,5 @@
 
 - `counters`: counters published with each heartbeat
 - `errors`: the exception tree
+- `paths`: file names from outside
 """

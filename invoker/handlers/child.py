@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from invoker.handlers import confine
-from invoker.handlers.guard import fork_handler
+from invoker.handlers.guard import GroupLimits, fork_guarded
 from invoker.handlers.protocol import (
     LENGTH_BYTES,
     MAX_BODY_BYTES,
@@ -64,7 +64,10 @@ def main() -> None:
     sock = socket.socket(fileno=descriptor)
     sock.set_inheritable(False)
     load = _receive_load(sock)
-    fork_handler(load.limits, node=parent_pid, socket=descriptor)
+    limits = GroupLimits(
+        memory_bytes=load.limits.memory_bytes, tasks=load.limits.tasks, cpu_s=load.limits.cpu_s
+    )
+    fork_guarded(limits, node=parent_pid, socket=descriptor)
     scratch = Path.cwd()
     # The limit counts the stacks of threads; the default of 8 MiB is far too much.
     threading.stack_size(_STACK_BYTES)

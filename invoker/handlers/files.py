@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from invoker.base.paths import is_inside
 from invoker.handlers.errors import BadHandler
 
 MAX_FILES = 4096
@@ -13,10 +14,9 @@ MAX_FILES = 4096
 
 def relative_path(name: str) -> PurePosixPath:
     """Return `name` as a path inside the folder. Raises BadHandler."""
-    path = PurePosixPath(name)
-    if not name or "\0" in name or "\\" in name or path.is_absolute() or ".." in path.parts or not path.parts:
+    if not is_inside(name):
         raise BadHandler(f"bad file name {name!r}: it must lie inside the function's folder")
-    return path
+    return PurePosixPath(name)
 
 
 def make_folder(parent: Path, files: Mapping[str, bytes]) -> Path:

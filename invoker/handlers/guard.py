@@ -8,17 +8,17 @@ The guard kills that group when the handler ends, when the group exceeds its lim
 processes together can exceed a limit by what they get within MAX_INTERVAL_S.
 """
 
+import math
 import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 from invoker.handlers import confine
 from invoker.handlers.landlock import pin_proc
 from invoker.handlers.usage import GroupUsage, group_usage, memory_bytes_of
-from registry.config.handler_spec import HandlerLimits
 
 # How a guard ends if the group exceeded a limit.
 MEMORY_STATUS, TASKS_STATUS, CPU_STATUS = 201, 202, 203
@@ -31,10 +31,19 @@ _STOP = signal.SIGTERM
 _SIGNALS = (_STOP, RENEW, signal.SIGCHLD)
 
 
-def fork_handler(limits: HandlerLimits, *, node: int, socket: int) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLimits:
+    """The limits of a process group in all; `cpu_s` is processor time until it is renewed."""
+
+    memory_bytes: int
+    tasks: int
+    cpu_s: float = math.inf
+
+
+def fork_guarded(limits: GroupLimits, *, node: int, socket: int | None = None) -> None:
     """Fork. Returns in the handler's process, the leader of a new process group; the guard never returns.
 
-    Call it before the first thread.
+    The guard closes its copy of the handler's `socket`. Call it before the first thread.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     guard = os.getpid()
@@ -42,7 +51,8 @@ def fork_handler(limits: HandlerLimits, *, node: int, socket: int) -> None:
     handler = os.fork()
     if handler:
         os.close(gate)
-        os.close(socket)
+        if socket is not None:
+            os.close(socket)
         _Guard(handler, limits).run(node, opener)
     os.setsid()
     confine.die_with(guard)
@@ -55,10 +65,11 @@ def fork_handler(limits: HandlerLimits, *, node: int, socket: int) -> None:
 class _Guard:
     """The loop of the guard."""
 
-    def __init__(self, handler: int, limits: HandlerLimits) -> None:
+    def __init__(self, handler: int, limits: GroupLimits) -> None:
         self._handler = handler
+        self._limits = limits
         # The interpreter's own memory is not the user's.
-        self._limits = replace(limits, memory_bytes=limits.memory_bytes + memory_bytes_of(os.getpid()))
+        self._memory_bytes = limits.memory_bytes + memory_bytes_of(os.getpid())
         self._reaped_s = 0.0  # processor time of orphans that have ended
         self._used = GroupUsage()
         self._allowed_s: float | None = None  # of processor time; None: from the next reading on
@@ -112,7 +123,7 @@ class _Guard:
         if used.tasks > limits.tasks:
             return TASKS_STATUS
         # Twice: between its start and its exec, a child has its parent's memory.
-        if min(used.memory_bytes, before.memory_bytes) > limits.memory_bytes:
+        if min(used.memory_bytes, before.memory_bytes) > self._memory_bytes:
             return MEMORY_STATUS
         return CPU_STATUS if cpu_s > self._allowed_s else None
 

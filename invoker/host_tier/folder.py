@@ -8,6 +8,7 @@ Files
     <sha>.keep      marks the image as the cluster's retained copy, which is evicted after all others
     <sha>.verified  the inode of the file that was found to have this SHA-256, as a whole
     <sha>.rejected  the inodes of files that have not: removed, but other processes may map them still
+    models/         folders with links to images (model_folders.py)
     <random>.spare  a pre-faulted buffer, LOCK_EX by its creator (buffer_pool.py); removed for any image
 
 Locks are flocks: the kernel releases those of a killed process, so that its partial image can be resumed and
@@ -18,6 +19,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,6 +31,7 @@ KEEP = ".keep"
 VERIFIED = ".verified"
 REJECTED = ".rejected"
 SPARE = ".spare"
+MODELS = "models"
 USERS = "users"
 _DIGEST_LENGTH = 64
 
@@ -253,7 +256,10 @@ def remove_if_unused(directory: Path, users_fd: int) -> None:
             return
         # The users file is removed last: a process that joins meanwhile waits for its lock.
         for path in sorted(directory.iterdir(), key=lambda path: path.name == USERS):
-            path.unlink(missing_ok=True)
+            if path.name == MODELS:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         directory.rmdir()
     except BlockingIOError:
         return

@@ -75,6 +75,10 @@ class ImageWriter:
         """Return the path of the partial file."""
         return self._folder.part(self.digest)
 
+    def reopen(self) -> int:
+        """Return a new descriptor of the partial file, for reading."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     def extents(self) -> Iterator[tuple[int, int]]:
         """Yield the populated ranges; reading others would allocate memory or raise SIGBUS."""
         end = 0

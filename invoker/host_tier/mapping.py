@@ -25,6 +25,10 @@ class HostMapping:
     def view(self) -> memoryview:
         return self._view
 
+    def reopen(self) -> int:
+        """Return a new descriptor of the file, for reading; it does not keep the image from eviction."""
+        return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     def close(self) -> None:
         """Release the image for eviction. Idempotent; views held by others stay readable."""
         if self._fd < 0:

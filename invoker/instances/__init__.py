@@ -8,5 +8,7 @@
 - `lifecycle`: the state machine of an instance
 - `load_feed`: loads of instances for gateways that follow them
 - `manager`: starts and stops instances
-- `starting`: the phases of a start
+- `start_context`: what starts need, and their phases
+- `starting`: the start of a model or a handler
+- `starting_vllm`: the start of vLLM, alone or beside the native engine
 """

@@ -2,16 +2,18 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from invoker.base.errors import NodeDraining, NoSuchInstance
-from invoker.engine.contract import ModelSpec
-from invoker.engine.runner import EngineRunner
+from invoker.engine.contract import EngineCall, ModelSpec, NewSequence, TokenOutput
+from invoker.engine.engine_load import EngineLoad
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice
 from invoker.handlers.running import HandlerOutput
 from invoker.instances.calls import InstanceSteps
 from invoker.instances.device_cache import DeviceImage
@@ -20,6 +22,7 @@ from invoker.kv.choice import PrefillRate
 from invoker.memory.arena import Region
 from invoker.metering.accounts import MeterAccount
 from registry.config.handler_spec import HandlerSpec
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath
 from registry.messages.node import StartInstance
 from registry.records.instance import InstanceState
 
@@ -42,6 +45,39 @@ class Handler(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class ModelRunner(Protocol):
+    """An engine of a model as the loop sees it: an EngineRunner, or another engine's process."""
+
+    @property
+    def kv_shape(self) -> KvShape | None: ...
+
+    @property
+    def kv_tokens(self) -> tuple[int, int]: ...
+
+    @property
+    def load(self) -> EngineLoad | None: ...
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+    def generate(
+        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice] = ()
+    ) -> AsyncGenerator[TokenOutput, None]: ...
+
+    async def wait_closed(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class Forwarder(Protocol):
+    """An engine with a server of its own, through which requests pass."""
+
+    def forward(
+        self, path: ForwardPath, body: bytes, request_id: str, call: EngineCall
+    ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]: ...
 
 
 class InstanceAttachment(Protocol):
@@ -74,7 +110,7 @@ class Instance:
         self.task: asyncio.Task[None] | None = None
         self.device_image: DeviceImage | None = None
         self.kv: Region | None = None
-        self.runner: EngineRunner | None = None
+        self.runner: ModelRunner | None = None
         self.handler: Handler | None = None
         self.spec: ModelSpec | None = None
         self.steps: InstanceSteps | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from registry.messages.node import StartInstance
+from registry.records.engine import EngineKind
 from registry.records.instance import InstanceRecord, InstanceState, StartKind, check_transition
 
 PHASES = ("reserve", "fetch", "copy", "bind", "ready")
@@ -53,6 +54,10 @@ class Lifecycle:
         """Change the state at Unix time `wall_s`. Raises InvalidRecord if there is no such transition."""
         return self._with(state=check_transition(self.state, state), since=wall_s, error=error)
 
+    def with_engine(self, engine: EngineKind) -> "Lifecycle":
+        """Record which engine serves its calls from now on."""
+        return self._with(engine=engine)
+
     def without_room(self) -> "Lifecycle":
         """Record that the arena had no room for the start."""
         return self._with(no_room=True)
@@ -81,5 +86,6 @@ def accepted(request: StartInstance, node: str, *, wall_s: float, now_s: float) 
         state=InstanceState.STARTING,
         start_kind=StartKind.COLD,
         since=wall_s,
+        engine=EngineKind.NATIVE if request.native_first else request.engine,
     )
     return Lifecycle(record=record, phase=PHASES[0], phase_started_s=now_s)

@@ -11,11 +11,13 @@ from invoker.engine.contract import EngineError
 from invoker.handlers.errors import HandlerError
 from invoker.instances.instance import Instance
 from invoker.instances.lifecycle import accepted
-from invoker.instances.starting import InstanceContext, check_model, release, start
+from invoker.instances.start_context import InstanceContext
+from invoker.instances.starting import check_model, release, start
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.errors import CastError
 from registry.errors import CorruptImage, RegistryError
-from registry.messages.node import AddTokenizer, CheckModel, StartInstance
+from registry.messages.images import AddTokenizer, CheckModel
+from registry.messages.node import StartInstance
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.instance import InstanceRecord, InstanceState, StartKind
 
@@ -88,9 +90,9 @@ class Instances:
         instance.task = asyncio.create_task(self._run(instance), name=f"instance {instance.id}")
         return instance
 
-    async def check(self, request: CheckModel) -> None:
-        """Check that this node has an engine for a model. Raises UnsupportedModel."""
-        await check_model(request, self._context)
+    async def check(self, request: CheckModel) -> bool:
+        """Check that there is an engine; return whether the node's own runs it. Raises UnsupportedModel."""
+        return await check_model(request, self._context)
 
     async def add_tokenizer(self, request: AddTokenizer) -> None:
         """Keep a tokenizer for sequences with a grammar. Raises EngineError."""

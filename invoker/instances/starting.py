@@ -1,56 +1,38 @@
 """The start of an instance, phase by phase: reserve, fetch, copy, bind, ready."""
 
 import json
-import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from invoker.base.errors import HandlerNotAllowed, InvalidWork, OutOfDeviceMemory, StartFailed
-from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec
-from invoker.engine.factory import EngineFactory
+from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec, UnsupportedModel
 from invoker.engine.runner import EngineRunner
 from invoker.handlers.builtin import make_builtin
 from invoker.handlers.process import handler_spec
 from invoker.instances.calls import InstanceSteps
-from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
+from invoker.instances.device_cache import DeviceImage, DeviceImageState
 from invoker.instances.device_copy import CopiedLayers, ImagePiece, copy_arriving, cut_spans, pieces_of
 from invoker.instances.instance import Handler, Instance
-from invoker.instances.load_feed import LoadFeed
+from invoker.instances.start_context import (
+    InstanceContext,
+    enter_phase,
+    free_device,
+    set_loading,
+    set_progress,
+    set_source,
+)
+from invoker.instances.starting_vllm import NO_VLLM, start_native_first, start_vllm
 from invoker.loading.arrival import ImageArrival
-from invoker.loading.loader import ImageLoader
 from invoker.loading.progress import ProgressThrottle
-from invoker.memory.arena import Arena, CopyReport, pinned
-from invoker.metering.meter import GpuMeter
+from invoker.memory.arena import CopyReport, pinned
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.shielded import shielded_stack
 from rdmacast.aio.threads import run_in_thread
-from registry.clock import Clock
 from registry.images.manifest import Manifest
-from registry.messages.node import CheckModel, ImageRef
+from registry.messages.images import CheckModel, ImageRef
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask
-from registry.records.instance import InstanceState, StartKind
-
-log = logging.getLogger("invoker.starting")
-
-MakeHandler = Callable[[Callable[[str], None]], Handler]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceContext:
-    """Dependencies of instances. `make_handler` is None if handlers are not allowed."""
-
-    arena: Arena
-    device_cache: DeviceCache
-    loader: ImageLoader
-    engines: EngineFactory
-    make_handler: MakeHandler | None
-    scratch_dir: Path
-    clock: Clock
-    meter: GpuMeter
-    loads: LoadFeed
-    log_line: Callable[[str, int, str], None]  # function, version, line for its log
+from registry.records.instance import StartKind
 
 
 async def start(instance: Instance, context: InstanceContext) -> None:
@@ -60,6 +42,12 @@ async def start(instance: Instance, context: InstanceContext) -> None:
         await _start_handler(instance, context)
     elif request.image is None:
         raise InvalidWork(f"{request.function}: a function of task {request.task} needs an image")
+    elif request.engine is EngineKind.VLLM:
+        if request.native_first:
+            start_native = partial(_start_model, instance, request.image, context)
+            await start_native_first(instance, request.image, context, start_native)
+        else:
+            await start_vllm(instance, request.image, context)
     else:
         await _start_model(instance, request.image, context)
     kv_tokens = 0 if instance.runner is None else instance.runner.kv_tokens[1]
@@ -70,8 +58,6 @@ async def release(instance: Instance, context: InstanceContext) -> None:
     """Free all resources of the instance. Idempotent."""
     runner, instance.runner = instance.runner, None
     handler, instance.handler = instance.handler, None
-    kv, instance.kv = instance.kv, None
-    device_image, instance.device_image = instance.device_image, None
     try:
         for part in tuple(instance.attachments):
             await part.aclose()
@@ -80,10 +66,7 @@ async def release(instance: Instance, context: InstanceContext) -> None:
         if handler is not None:
             await handler.aclose()
     finally:
-        if kv is not None:
-            context.device_cache.free_region(kv)
-        if device_image is not None:
-            context.device_cache.release(device_image)
+        free_device(instance, context)
 
 
 async def _start_handler(instance: Instance, context: InstanceContext) -> None:
@@ -91,9 +74,9 @@ async def _start_handler(instance: Instance, context: InstanceContext) -> None:
     spec = handler_spec(request.assets)
     if context.make_handler is None and not spec.builtin:
         raise HandlerNotAllowed("handlers are not enabled on this node: start it with --allow-handlers")
-    _set_source(instance, StartKind.COLD, "assets")
-    _set_loading(instance, context)
-    _enter_phase(instance, "bind", context)
+    set_source(instance, StartKind.COLD, "assets")
+    set_loading(instance, context)
+    enter_phase(instance, "bind", context)
     handler: Handler
     if spec.builtin or context.make_handler is None:
         handler = make_builtin(spec.function)
@@ -102,15 +85,15 @@ async def _start_handler(instance: Instance, context: InstanceContext) -> None:
         handler = context.make_handler(lambda line: log_line(f"[handler] {line}"))
     instance.handler = handler
     await handler.start(request.assets, spec, context.scratch_dir, request.secrets)
-    _enter_phase(instance, "ready", context)
+    enter_phase(instance, "ready", context)
 
 
 async def _start_model(instance: Instance, image: ImageRef, context: InstanceContext) -> None:
     manifest = await context.loader.manifest(image)
     spec = instance.spec = _spec(instance, manifest)
-    steps = instance.steps = InstanceSteps(context.meter, instance.account)
+    steps = instance.steps = instance.steps or InstanceSteps(context.meter, instance.account)
     loading = await _reserve(instance, image, spec, context)
-    _set_loading(instance, context)
+    set_loading(instance, context)
     runner: EngineRunner | None = None
     async with shielded_stack() as stack:
 
@@ -132,10 +115,10 @@ async def _start_model(instance: Instance, image: ImageRef, context: InstanceCon
             )  # then nothing is left to do once the last block is here
             await (run_all(loading_image, make_early()) if early else loading_image)
         instance.loaded_layers = (1 << manifest.num_layers) - 1
-        _enter_phase(instance, "bind", context)
+        enter_phase(instance, "bind", context)
         instance.runner = runner or await make()
         stack.pop_all()
-    _enter_phase(instance, "ready", context)
+    enter_phase(instance, "ready", context)
 
 
 async def _engine(
@@ -155,7 +138,7 @@ async def _reserve(
     while (found := context.device_cache.acquire(image.image)) is not None:
         instance.device_image = found
         hot = found.state is DeviceImageState.COMPLETE
-        _set_source(instance, StartKind.HOT if hot else StartKind.COLD, "arena")
+        set_source(instance, StartKind.HOT if hot else StartKind.COLD, "arena")
         if not hot:
             await found.settled.wait()
         if found.state is DeviceImageState.COMPLETE:
@@ -194,14 +177,14 @@ async def _load_image(
     context: InstanceContext,
 ) -> None:
     """Load the image into host memory and, as it arrives, copy it to the accelerator."""
-    report = ProgressThrottle(lambda fraction: _set_progress(instance, fraction), context.clock.monotonic_s)
+    report = ProgressThrottle(lambda fraction: set_progress(instance, fraction), context.clock.monotonic_s)
     loaded = False
     try:
-        _enter_phase(instance, "fetch", context)
+        enter_phase(instance, "fetch", context)
         async with context.loader.open_image(image, manifest, report) as arrival:
-            _set_source(instance, arrival.kind, arrival.source)
+            set_source(instance, arrival.kind, arrival.source)
             copied = await _copy(instance, manifest, arrival, device_image, report, context)
-            _set_source(instance, arrival.kind, arrival.source)
+            set_source(instance, arrival.kind, arrival.source)
         loaded = True
         context.log_line(
             instance.request.function,
@@ -239,7 +222,7 @@ async def _copy(
 
     async def fetched() -> None:
         await arrival.complete()
-        _enter_phase(instance, "copy", context)
+        enter_phase(instance, "copy", context)
 
     async def copied() -> None:
         region = device_image.region
@@ -252,15 +235,26 @@ async def _copy(
     return results[0]
 
 
-async def check_model(request: CheckModel, context: InstanceContext) -> None:
-    """Check that there is an engine for a model. Raises UnsupportedModel."""
+async def check_model(request: CheckModel, context: InstanceContext) -> bool:
+    """Return whether the node's own engine runs a model, if it has the engine. Raises UnsupportedModel."""
+    config = _config({"config.json": request.config})
+    if request.engine is EngineKind.VLLM:
+        if context.vllm is None:
+            raise UnsupportedModel(NO_VLLM)
+        await context.vllm.check(request.engine_args, config)
     spec = ModelSpec(
         manifest=await context.loader.manifest(request.image),
-        config=_config({"config.json": request.config}),
+        config=config,
         dtype=request.dtype,
         context_length=request.context_length,
     )
-    await run_in_thread(context.engines.check, spec)
+    try:
+        await run_in_thread(context.engines.check, spec)
+    except UnsupportedModel:
+        if request.engine is EngineKind.NATIVE:
+            raise
+        return False
+    return True
 
 
 def _spec(instance: Instance, manifest: Manifest) -> ModelSpec:
@@ -283,23 +277,6 @@ def _config(assets: Mapping[str, bytes]) -> Mapping[str, object]:
     if not isinstance(config, dict):
         raise StartFailed("config.json is not a JSON object")
     return config
-
-
-def _set_source(instance: Instance, kind: StartKind, source: str) -> None:
-    instance.life = instance.life.with_source(kind, source)
-
-
-def _set_loading(instance: Instance, context: InstanceContext) -> None:
-    instance.life = instance.life.with_state(InstanceState.LOADING, context.clock.wall_s())
-
-
-def _enter_phase(instance: Instance, phase: str, context: InstanceContext) -> None:
-    instance.life = instance.life.with_phase(phase, context.clock.monotonic_s())
-
-
-def _set_progress(instance: Instance, fraction: float) -> None:
-    if instance.life.phase in ("fetch", "copy"):
-        instance.life = instance.life.with_progress(fraction)
 
 
 def _close_engine(engine: GenerateEngine | ComputeEngine) -> None:

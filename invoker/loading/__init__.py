@@ -1,7 +1,9 @@
 """Loading images into host memory, from casts, peers or the store.
 
 - `arrival`: an image in host memory, complete or loading
+- `attach`: images given to engines in other processes, as they arrive
 - `cast_fetch`: this node's part in a cast
+- `engine_images`: which image an engine asks for, and who has it
 - `fetch`: sources that fill a partial image
 - `fetch_order`: the sources of a load, one after the other
 - `image_checks`: whole images against their SHA-256

@@ -9,7 +9,7 @@ from invoker.host_tier.mapping import HostMapping, close_if_open, release
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.progress import Progress
 from rdmacast.errors import CastError
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.instance import StartKind
 
 
@@ -29,6 +29,10 @@ class ImageArrival:
         """Return whether all of it is in the host tier."""
         return True
 
+    def open_file(self) -> int:
+        """Return a new descriptor of its file, for reading; what has not arrived is not to be read."""
+        raise NotImplementedError
+
     async def wait_for(self, offset: int, nbytes: int) -> None:
         """Wait until the range may be read. Raises what the load failed with."""
 
@@ -42,6 +46,9 @@ class MappedImage(ImageArrival):
     def __init__(self, kind: StartKind, mapping: HostMapping) -> None:
         super().__init__(kind, "host", mapping.view)
         self.mapping = mapping
+
+    def open_file(self) -> int:
+        return self.mapping.reopen()
 
 
 class ImageLoad(ImageArrival):
@@ -61,6 +68,9 @@ class ImageLoad(ImageArrival):
     @property
     def is_complete(self) -> bool:
         return self.mapping is not None
+
+    def open_file(self) -> int:
+        return self.target.writer.reopen() if self.mapping is None else self.mapping.reopen()
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         try:

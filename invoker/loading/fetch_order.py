@@ -17,7 +17,7 @@ from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.errors import CastError
 from registry.errors import RegistryError
-from registry.messages.node import ImageRef
+from registry.messages.images import ImageRef
 
 log = logging.getLogger("invoker.loader")
 

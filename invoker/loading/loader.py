@@ -25,7 +25,7 @@ from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
 from registry.errors import CorruptImage
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import Manifest
-from registry.messages.node import ImageRef
+from registry.messages.images import ImageRef
 from registry.records.instance import StartKind
 
 _MANIFESTS_KEPT = 64

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 
 
 def choose_peers(holders: Sequence[ImageHolder], *, node: str, host: str) -> list[ImageHolder]:

@@ -12,7 +12,7 @@ from invoker.engine.kv.slices import KvSlice
 from invoker.engine.stage_contract import Stage
 from invoker.instances.calls import Calls, InstanceSteps
 from invoker.instances.instance import Instance
-from invoker.instances.starting import InstanceContext
+from invoker.instances.start_context import InstanceContext
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.link import StageKey
 from invoker.pipeline.metered import ExportKv, MeteredStage

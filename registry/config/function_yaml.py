@@ -5,6 +5,8 @@ description: Returns the request.
 task: handler                 # generate, embed, classify, features, handler; optional with a model
 model: ./checkpoint           # a folder beside this file, an absolute path, or a hub id
 dtype: float32
+engine: vllm                  # native (the default) or vllm
+engine_args: --max-model-len 4096 --enable-auto-tool-choice --tool-call-parser hermes
 handler: handler.py:handle    # file and function, or builtin:echo; instead of a model
 env: {GREETING: hello}
 secrets: [API_TOKEN]          # names; the values are set with `hypercast secrets set`
@@ -23,9 +25,11 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 import yaml
 
+from registry.config.engine_args import check_vllm_args, split_engine_args
 from registry.config.function_secrets import check_secret_key
 from registry.config.handler_spec import HandlerLimits, HandlerSpec, bad_env_name, key_of
 from registry.errors import InvalidRecord
+from registry.records.engine import EngineKind
 from registry.records.function import (
     BUILTIN_PREFIX,
     BUILTINS,
@@ -64,6 +68,8 @@ class FunctionSpec:
     model: str | None = None
     dtype: str = "auto"
     handler: HandlerSpec | None = None
+    engine: EngineKind | None = None
+    engine_args: tuple[str, ...] = ()
     scaling: Scaling = field(default_factory=Scaling)
     given: frozenset[str] = field(default=frozenset(), compare=False)  # the settings of `scaling` that it has
 
@@ -108,6 +114,8 @@ class _FunctionFile(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     task: FunctionTask | None = None
     model: _Text | None = None
     dtype: DType | None = None
+    engine: EngineKind | None = None
+    engine_args: str | list[str] | None = None
     handler: _Text | None = None
     env: dict[str, Any] | None = None
     secrets: list[Any] | None = None
@@ -123,6 +131,7 @@ _SECTIONS: Mapping[str, type[msgspec.Struct]] = {
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "task": tuple(FunctionTask),
     "dtype": get_args(DType),
+    "engine": tuple(EngineKind),
     "scaling.live": tuple(LiveMode),
     "scaling.policy": tuple(ScalingMode),
 }
@@ -175,9 +184,22 @@ def parse_function_yaml(text: str | bytes) -> FunctionSpec:
         model=file.model,
         dtype=file.dtype or "auto",
         handler=handler,
+        engine=file.engine,
+        engine_args=_engine_args(file),
         scaling=scaling,
         given=frozenset(settings),
     )
+
+
+def _engine_args(file: _FunctionFile) -> tuple[str, ...]:
+    if file.engine_args is None:
+        if file.engine is not None and file.handler is not None:
+            raise InvalidRecord("engine: a function with a handler has none")
+        return ()
+    if file.engine is not EngineKind.VLLM:
+        raise InvalidRecord("engine_args: only a function with the engine vllm has this")
+    given = file.engine_args
+    return check_vllm_args(split_engine_args(given) if isinstance(given, str) else given)
 
 
 def parse_handler_limits(text: str, defaults: HandlerLimits) -> HandlerLimits:

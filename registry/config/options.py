@@ -314,6 +314,20 @@ class Options:
         "Run handlers even where the kernel lacks a part of what confines them.",
         default=False,
     )
+    vllm_python: Path | None = flag(
+        "--vllm-python",
+        UP_INVOKER,
+        "Python of an environment that has vLLM, for functions with engine: vllm.",
+        FILE,
+        shown="none",
+    )
+    vllm_memory_bytes: int | None = flag(
+        "--vllm-memory",
+        UP_INVOKER,
+        "Most memory of one vLLM server with all its processes, such as 24GiB.",
+        SIZE,
+        shown="the node's share of half of the machine's",
+    )
     threads: int | None = flag(
         "--threads", INVOKER, "Compute threads.", NODE_COUNT, shown="cores divided by --nodes-hint"
     )

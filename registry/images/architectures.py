@@ -20,6 +20,7 @@ from registry.images.layer_tensors import (
 )
 from registry.images.order import HEAD_NAMES, decoder_parts
 from registry.images.safetensors_file import load_json_object
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -50,6 +51,7 @@ class Architecture:
     context_section: str | None = None
     positions_before_first: Callable[[Config], int] | None = None
     ignored: re.Pattern[str] = re.compile(r"(?!)")
+    is_foreign: bool = False  # the native engine does not run it: tensors of any names and dtypes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,8 @@ TABLE: tuple[Architecture, ...] = (
     ),
 )
 
+_OTHER_ENGINE = "; or deploy it with --engine vllm"
+_ANY_NAME = re.compile(r"[A-Za-z0-9_]{1,128}")
 _DECODER = re.compile(r"[A-Za-z0-9_]{1,80}(ForCausalLM|LMHeadModel)")
 # Older checkpoints without the name of their architecture, and one that is published without its head.
 _UNNAMED_DECODERS = {
@@ -183,8 +187,11 @@ def read_config(folder: Path) -> dict[str, object]:
     return load_json_object(folder / "config.json", MAX_CONFIG_BYTES)
 
 
-def architecture_of(config: Config) -> Architecture:
-    """Return the row for a config.json, by `model_type` if it has no architecture. Raises CheckpointError."""
+def architecture_of(config: Config, engine: EngineKind = EngineKind.NATIVE) -> Architecture:
+    """Return the row for a config.json, by `model_type` if it has no architecture. Raises CheckpointError.
+
+    For another engine than the native one that is any architecture, quantized or not.
+    """
     names = config.get("architectures")
     model_type = config.get("model_type")
     first = names[0] if isinstance(names, list) and names else None
@@ -193,14 +200,28 @@ def architecture_of(config: Config) -> Architecture:
         row = _BY_MODEL_TYPE.get(model_type) or _decoder(_UNNAMED_DECODERS.get(model_type, ""), model_type)
     elif isinstance(first, str):
         row = _BY_NAME.get(first) or _decoder(_BARE_DECODERS.get(first, first), model_type)
+    quantized = config.get("quantization_config") is not None
+    if engine is not EngineKind.NATIVE and (row is None or quantized):
+        return _foreign(first, model_type)
     if row is None:
         raise CheckpointError(
             f"unsupported architecture {first or model_type!r}: use a decoder (…ForCausalLM), or one of "
             + ", ".join(sorted(row.name for row in TABLE))
+            + _OTHER_ENGINE
         )
-    if config.get("quantization_config") is not None:
-        raise CheckpointError("quantized checkpoints are not supported: save the model in bfloat16 instead")
+    if quantized:
+        raise CheckpointError(
+            f"quantized checkpoints are not supported: save the model in bfloat16 instead{_OTHER_ENGINE}"
+        )
     return row
+
+
+def _foreign(name: object, model_type: object) -> Architecture:
+    """Return the row of a model that another engine runs. Raises CheckpointError."""
+    if not isinstance(name, str) or not _ANY_NAME.fullmatch(name):
+        raise CheckpointError("config.json names no architecture")
+    kind = model_type if isinstance(model_type, str) else ""
+    return Architecture(name=name, model_type=kind, task=FunctionTask.GENERATE, is_foreign=True)
 
 
 def _decoder(name: str, model_type: object) -> Architecture | None:
@@ -222,32 +243,34 @@ def dropped_head(config: Config) -> str | None:
     return first if isinstance(first, str) and first.endswith(_TASK_HEADS) else None
 
 
-def task_of(config: Config) -> FunctionTask:
+def task_of(config: Config, engine: EngineKind = EngineKind.NATIVE) -> FunctionTask:
     """Return the task of a function of this model."""
-    return architecture_of(config).task
+    return architecture_of(config, engine).task
 
 
-def context_length_of(config: Config) -> int:
+def context_length_of(config: Config, engine: EngineKind = EngineKind.NATIVE) -> int:
     """Return the longest usable context in tokens, 0 for models that read no text."""
-    row = architecture_of(config)
+    row = architecture_of(config, engine)
     if row.parts is not None and row.context_key is None:
         return 0
     source = section(config, row.context_section) if row.context_section else config
+    if row.is_foreign and isinstance(text := config.get("text_config"), dict):
+        source = text
     key = row.context_key or next((key for key in _CONTEXT_KEYS if key in source), _CONTEXT_KEYS[0])
     positions = source.get(key, row.context_default or _CONTEXT_DEFAULT)
     if type(positions) is not int or not 0 < positions <= MAX_CONTEXT:
         raise CheckpointError(f"config.json: {key} must be a positive integer, not {positions!r}")
-    longest = min(positions, _stretched_from(config) or positions)
+    longest = min(positions, _stretched_from(config, row) or positions)
     return max(1, longest - (row.positions_before_first(config) if row.positions_before_first else 0))
 
 
-def _stretched_from(config: Config) -> int | None:
+def _stretched_from(config: Config, row: Architecture) -> int | None:
     """Return the length beyond which a model's rotary embedding rotates all positions anew, None for none.
 
     Cached keys cannot follow that, so the engine goes no further.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters")
-    phi3 = architecture_of(config).model_type == "phi3"
+    phi3 = row.model_type == "phi3"
     kinds = (*_STRETCHING, *_PHI3_STRETCHING) if phi3 else _STRETCHING
     if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in kinds:
         return None
@@ -259,12 +282,12 @@ def _stretched_from(config: Config) -> int | None:
     return None
 
 
-def arrange(config: Config, names: Collection[str]) -> Arrangement:
+def arrange(config: Config, names: Collection[str], engine: EngineKind = EngineKind.NATIVE) -> Arrangement:
     """Sort a checkpoint's tensors into the parts of its architecture.
 
     Raises CheckpointError for a missing or an unknown tensor.
     """
-    row = architecture_of(config)
+    row = architecture_of(config, engine)
     if row.parts is None:
         return _arrange_decoder(row, config, names)
     prefix = next((prefix for prefix in row.prefixes if prefix + row.anchor in names), None)
@@ -286,16 +309,16 @@ def arrange(config: Config, names: Collection[str]) -> Arrangement:
 
 
 def _arrange_decoder(row: Architecture, config: Config, names: Collection[str]) -> Arrangement:
-    dropped = sorted(name for name in names if _LEFTOVERS.search(name))
+    dropped = [] if row.is_foreign else sorted(name for name in names if _LEFTOVERS.search(name))
     parts = decoder_parts(row.name, set(names) - set(dropped))
     found = sum(part.kind == "layer" for part in parts)
     key = next((key for key in _LAYER_KEYS if key in config), _LAYER_KEYS[0])
     wanted = count(config, key, found)
-    if found < wanted:
+    if found < wanted and not row.is_foreign:
         raise CheckpointError(f"{row.name}: layer {found} of {wanted} has no tensors")
     head = next((name for name in HEAD_NAMES if name in names), None)
     embedding = next((name for name in parts[0].names if _EMBEDDING.search(name)), "")
-    tied = bool(config.get("tie_word_embeddings", row.model_type in _TIED_BY_DEFAULT))
+    tied = bool(config.get("tie_word_embeddings", row.model_type in _TIED_BY_DEFAULT)) and not row.is_foreign
     return Arrangement(
         architecture=row,
         parts=parts,

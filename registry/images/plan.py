@@ -13,6 +13,7 @@ from registry.images.architectures import Arrangement, arrange, read_config
 from registry.images.dtypes import FLOATS, convert, dominant_dtype
 from registry.images.layout import Layout, encode_header, lay_out
 from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor, read_checkpoint
+from registry.records.engine import EngineKind
 
 CHUNK_BYTES = 4 * 1024 * 1024
 CONVERT_ELEMENTS = 256 * 1024
@@ -172,14 +173,16 @@ def _read_exactly(descriptor: int, source: SourceFile, offset: int, into: memory
         done += got
 
 
-def plan_checkpoint(path: str | Path, dtype: str = "auto") -> PackPlan:
+def plan_checkpoint(
+    path: str | Path, dtype: str = "auto", engine: EngineKind = EngineKind.NATIVE
+) -> PackPlan:
     """Plan the image of a checkpoint folder: only headers are read, no weights. Raises CheckpointError."""
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"no such checkpoint folder: {folder}")
     config = read_config(folder)
     sources = read_checkpoint(folder)
-    arrangement = arrange(config, sources.keys())
+    arrangement = arrange(config, sources.keys(), engine)
     if arrangement.head_to_compare is not None:
         pair = sources[arrangement.embedding], sources[arrangement.head_to_compare]
         if _equal(*pair):
@@ -192,15 +195,21 @@ def _plan(
 ) -> PackPlan:
     row = arrangement.architecture
     placed = [sources[name] for part in arrangement.parts for name in part.names]
-    if dtype == "auto" and len({source.dtype for source in placed if source.dtype in FLOATS}) > 1:
+    if dtype != "auto" and row.is_foreign:
+        raise CheckpointError(f"the weights of {row.name} are packed as they are: omit --dtype")
+    if (
+        dtype == "auto"
+        and not row.is_foreign
+        and len({source.dtype for source in placed if source.dtype in FLOATS}) > 1
+    ):
         # One instance computes in one dtype: a few tensors kept in another are converted.
         dtype = dominant_dtype((source.dtype, source.nbytes) for source in placed)
     layout = lay_out(arrangement.parts, sources, dtype)
     for entry in layout.tensors:
-        if entry.dtype not in FLOATS and not entry.name.endswith(_COUNTERS):
+        if entry.dtype not in FLOATS and not (row.is_foreign or entry.name.endswith(_COUNTERS)):
             raise CheckpointError(
                 f"tensor {entry.name!r} is {entry.dtype}: weights must be {', '.join(FLOATS)}, "
-                "quantized ones are not supported"
+                "quantized ones need another engine (--engine vllm)"
             )
     segments = tuple(
         Segment(

@@ -1,7 +1,9 @@
 """Messages of the gateway-invoker channel.
 
 - `base`: the base class of all messages
+- `forward`: requests that pass through to another engine
+- `images`: where images are, loading and dropping them
 - `live`: pipelines, stages and calls that move between nodes
-- `node`: instances, images, calls, logs and status
+- `node`: instances, calls, logs and status
 - `sampling`: how the tokens of a sequence are sampled
 """

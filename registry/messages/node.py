@@ -9,10 +9,13 @@ of times are in the names.
 | StartInstance | InstanceProgress*, InstanceStarted |
 | StopInstance, DropImage, UnpinImage | Done |
 | WarmImage | InstanceProgress*, Done |
-| CheckModel, AddTokenizer | Done |
+| CheckModel | ModelChecked |
+| AddTokenizer | Done |
+| PullModel | ModelFolder |
 | Generate | Tokens+ (the last with `finish_reason`), Usage |
 | Compute | Arrays, Usage |
 | InvokeHandler | HandlerChunk+, Usage |
+| ForwardRequest | ForwardedHead, ForwardedChunk+, Usage |
 | TailLogs | LogChunk* |
 | GetStatus | NodeStatus, with `follow` then NodeLoads* until cancelled |
 | EndCalls | CallsUsed |
@@ -31,8 +34,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rdmacast.cast.record import CastPlan
 from registry.messages.base import Message
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
+from registry.messages.images import (
+    AddTokenizer,
+    CheckModel,
+    DropImage,
+    ImageRef,
+    ModelChecked,
+    ModelFolder,
+    PullModel,
+    UnpinImage,
+    WarmImage,
+)
 from registry.messages.live import (
     MAX_HELD_BYTES,
     HandOffCalls,
@@ -44,33 +58,8 @@ from registry.messages.live import (
     StageOpened,
 )
 from registry.messages.sampling import Sampling, TokenLogprob
+from registry.records.engine import EngineKind
 from registry.records.node import NodeRecord
-
-MAX_CAST_MEMBERS = 4096
-
-
-class ImageHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that holds (or is loading) an image; `cast` is the address of its region server."""
-
-    node: str
-    host: str
-    cast: str
-    tier: str  # "gpu" or "host"
-
-
-class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
-    """An image to fetch: its digest, the digest of its manifest, and its holders.
-
-    With a `cast` the node joins it, and pulls missing blocks from `holders`. Without `holders` the node reads
-    the store; otherwise only after all holders failed.
-    """
-
-    image: str
-    manifest: str
-    nbytes: int
-    holders: tuple[ImageHolder, ...] = ()
-    manifest_bytes: bytes = b""  # the manifest itself, so that a node needs no store for it
-    cast: CastPlan | None = None
 
 
 class StartInstance(Message, frozen=True, kw_only=True):
@@ -95,6 +84,9 @@ class StartInstance(Message, frozen=True, kw_only=True):
     live: bool = False
     first_layer: Annotated[int, msgspec.Meta(ge=0)] = 0
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
+    engine: EngineKind = EngineKind.NATIVE
+    engine_args: tuple[str, ...] = ()
+    native_first: bool = False
 
     def __repr__(self) -> str:
         return f"<StartInstance {self.instance_id} of {self.function}:{self.version}>"
@@ -105,50 +97,6 @@ class StopInstance(Message, frozen=True, kw_only=True):
 
     instance_id: str
     grace_s: float = 30.0
-
-
-class WarmImage(Message, frozen=True, kw_only=True):
-    """A request to bring an image into the node's host tier.
-
-    With `pin` the copy is one that the cluster keeps: its host evicts it after all others, until an
-    UnpinImage or a DropImage of it. A copy that exists already is only marked. With `preserve_pinned` the
-    call fails (`out_of_memory`) rather than evict another pinned copy.
-    """
-
-    image: ImageRef
-    function: str = ""
-    version: int = 0
-    pin: bool = False
-    preserve_pinned: bool = False
-
-
-class CheckModel(Message, frozen=True, kw_only=True):
-    """A request whether the node's engines can run a model (`unsupported_model` if not): no image is read."""
-
-    image: ImageRef
-    config: bytes  # config.json
-    dtype: str
-    context_length: int
-
-
-class AddTokenizer(Message, frozen=True, kw_only=True):
-    """A tokenizer.json of that SHA-256, for sequences with a grammar; the node keeps the last used ones."""
-
-    digest: str
-    content: bytes
-
-
-class UnpinImage(Message, frozen=True, kw_only=True):
-    """A request to unpin the host's copy of the image, which stays like any other copy."""
-
-    image: str
-
-
-class DropImage(Message, frozen=True, kw_only=True):
-    """A request to drop an idle image from a tier: `gpu` or `host`."""
-
-    image: str
-    tier: str
 
 
 class Generate(Message, frozen=True, kw_only=True):
@@ -252,11 +200,13 @@ Request = (
     | WarmImage
     | CheckModel
     | AddTokenizer
+    | PullModel
     | DropImage
     | UnpinImage
     | Generate
     | Compute
     | InvokeHandler
+    | ForwardRequest
     | TailLogs
     | GetStatus
     | EndCalls
@@ -394,9 +344,13 @@ Reply = (
     | RequestUsage
     | Arrays
     | HandlerChunk
+    | ForwardedHead
+    | ForwardedChunk
     | LogChunk
     | NodeStatus
     | NodeLoads
+    | ModelChecked
+    | ModelFolder
     | CallsUsed
     | PipelineOpened
     | StageOpened

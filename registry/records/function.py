@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from registry.errors import InvalidRecord
+from registry.records.engine import EngineKind
 from registry.records.live import LiveMode
-from registry.records.schema import BASE_SCHEMA, TENANCY_SCHEMA
+from registry.records.schema import BASE_SCHEMA, ENGINE_SCHEMA, TENANCY_SCHEMA
 
 # Handlers that are part of the node; `builtin:NAME` is the architecture of their functions.
 BUILTINS = frozenset({"echo"})
@@ -124,7 +125,8 @@ class FunctionVersion:
     (config.json, tokenizer.json, handler.py, …) to digests. `context_length` is in tokens, 0 where
     there is none. `deployed_by` is the id of the API key that deployed it, "" if unknown. `secrets` are the
     names of those which its instances need. `source` is the hub id of its model, and `revision` the commit
-    that was deployed, "" for one from a local folder.
+    that was deployed, "" for one from a local folder. `engine_args` are further arguments of another engine
+    than the node's own; with `native_first` the node's own serves until that one is ready.
     """
 
     function: str
@@ -144,11 +146,21 @@ class FunctionVersion:
     secrets: tuple[str, ...] = ()
     source: str = ""
     revision: str = ""
+    engine: EngineKind = EngineKind.NATIVE
+    engine_args: tuple[str, ...] = ()
+    native_first: bool = False
 
     @property
     def schema(self) -> int:
-        """The schema that the record needs: an earlier release would drop the names of secrets."""
+        """The schema that the record needs: an earlier release would drop its engine, or names of secrets."""
+        if self.engine is not EngineKind.NATIVE:
+            return ENGINE_SCHEMA
         return TENANCY_SCHEMA if self.secrets else BASE_SCHEMA
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether the nodes' own engine runs the model, for as long as another starts or always."""
+        return self.image is not None and (self.engine is EngineKind.NATIVE or self.native_first)
 
     @property
     def runs_user_code(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from registry.errors import InvalidRecord
+from registry.records.engine import EngineKind
 
 
 class InstanceState(StrEnum):
@@ -45,7 +46,7 @@ class InstanceRecord:
     accelerator), `bind`, `ready`. `progress` is the loaded share of the image, 0 to 1. `source` is where the
     bytes came from (`arena`, `host`, `node:<id>`, `disk`, `store`). `no_room`: the start failed for lack of
     arena space; the controller frees space, tries another node, or publishes the failure. `kv_tokens` is the
-    size of its KV cache, 0 if unknown or none.
+    size of its KV cache, 0 if unknown or none. `engine` is what serves its calls now.
     """
 
     instance_id: str
@@ -62,6 +63,7 @@ class InstanceRecord:
     no_room: bool = False
     max_concurrency: int = 0
     kv_tokens: int = 0
+    engine: EngineKind = EngineKind.NATIVE
 
 
 def check_transition(old: InstanceState, new: InstanceState) -> InstanceState:

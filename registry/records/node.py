@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from registry.records.engine import EngineKind
 from registry.records.fence import NO_FENCE, Fence
 
 
@@ -49,7 +50,7 @@ class NodeRecord:
     images without an instance were evicted (None: not reported).
     `reads_store`: this node can read the cluster's blob store itself. `link_rate_bytes_s` is the configured
     cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown. `controller` is
-    the greatest fence among the controllers that started instances here.
+    the greatest fence among the controllers that started instances here. `engines` can run models here.
     """
 
     id: str
@@ -74,6 +75,7 @@ class NodeRecord:
     gpu_largest_free_bytes: int | None = None
     gpu_largest_room_bytes: int | None = None
     controller: Fence = NO_FENCE
+    engines: tuple[EngineKind, ...] = (EngineKind.NATIVE,)
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 

@@ -9,9 +9,10 @@ from registry.errors import NewerSchema
 
 BASE_SCHEMA = 1
 TENANCY_SCHEMA = 2  # roles other than admin and caller; functions with an owner, or not open to all
+ENGINE_SCHEMA = 3  # versions whose model another engine runs than the node's own
 # The highest that this release reads. Increase it with content that an earlier release would misread; a new
 # field that may be ignored is none.
-SCHEMA = TENANCY_SCHEMA
+SCHEMA = ENGINE_SCHEMA
 
 
 def check_schema(schema: int) -> None:

@@ -117,11 +117,15 @@ async def test_operating_the_cluster() -> None:
         warm = await http.post(f"{one}/warm", json={"nodes": 2})
         lines = [json.loads(line) for line in warm.text.splitlines()]
         assert lines[0] == {"stage": "fetch", "fraction": 0.5} and lines[-1] == {"done": True}
+        pulled = [json.loads(line) for line in (await http.post(f"{one}/pull")).text.splitlines()]
+        folder = {"node": "n0", "host": "h0", "version": 1, "folder": "/models/coder-1"}
+        assert pulled == [*lines[:-1], folder, {"done": True}]
         assert (await http.get(f"{one}/logs?lines=5")).text == "n0 started\n"
         assert gw.cluster.asked == [
             ("scale", "coder", 2, ("n1",), False),
             ("drop", "coder", "gpu", ()),
             ("warm", "coder", 2, ()),
+            ("pull", "coder", None),
             ("logs", "coder", 5, False),
         ]
         gw.cluster.failure = DispatchError("no_nodes", "no node has room", status=503)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from openai import OpenAI, PermissionDeniedError
+from transformers import AutoModelForCausalLM
 
 from registry.images.plan import image_chunks, plan_checkpoint
 from tests.fixtures.checkpoints import write_checkpoint
@@ -89,6 +90,22 @@ def test_two_functions_of_one_image_are_both_shown(platform: Platform, tiny: str
     assert platform.json("describe", tiny)["name"] == tiny
 
 
+def test_a_pulled_model_is_a_folder_that_transformers_loads(
+    platform: Platform, tiny: str, tmp_path: Path
+) -> None:
+    write_checkpoint("llama", tmp_path / "source", seed=41)
+    pulled = platform.run("pull", tiny)
+    assert f"{tiny}:1 is in the memory of host" in pulled.stderr
+    folder = Path(pulled.stdout.strip())
+    found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    source = AutoModelForCausalLM.from_pretrained(tmp_path / "source").state_dict()
+    assert found.keys() == source.keys() and all(found[name].equal(source[name]) for name in found)
+    shown = platform.json("pull", tiny, "--on", platform.nodes()[0]["id"])
+    assert Path(shown["folder"]).is_dir() and shown["node"] == platform.nodes()[0]["id"]
+    platform.run("evict", tiny)
+    assert not folder.exists() and not Path(shown["folder"]).exists()
+
+
 def test_ctrl_c_during_a_stream_frees_the_sequence(platform: Platform, tiny: str) -> None:
     platform.run("scale", tiny, "--instances", "1")
     with started(platform, "invoke", tiny, "-d", ENDLESS, "-v") as process:
@@ -144,6 +161,7 @@ def test_an_interrupted_upload_goes_on_where_it_was(platform: Platform, tmp_path
         ),
         (("scale", "cli-tiny", "--instances", "9"), 2, "9 instances need as many nodes"),
         (("warm", "cli-tiny", "--on", "mars"), 4, "no node 'mars'"),
+        (("pull", "cli-tiny", "--on", "mars"), 4, "no node 'mars'"),
         (("usage", "show", "req-none"), 4, "req-none"),
         (("list", "--api-key", "hc_0123456789abcdef_wrong"), 3, "API key"),
         (("deploy", "{pickle}", "--name", "x"), 5, "pickle"),

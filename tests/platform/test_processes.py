@@ -18,6 +18,7 @@ import pytest
 from cli.supervise.orphans import orphans_taken
 from registry.channel.client import Channel
 from registry.images.manifest import UNIT_BYTES
+from registry.messages.images import UnpinImage, WarmImage
 from registry.messages.node import (
     Acknowledged,
     GetStatus,
@@ -27,8 +28,6 @@ from registry.messages.node import (
     RequestUsage,
     SettleCalls,
     StopInstance,
-    UnpinImage,
-    WarmImage,
 )
 from registry.records.node import NodeRecord
 from registry.records.usage import InstanceInterval

@@ -28,7 +28,7 @@ from rdmacast.protocol.pull_report import MAX_SLOW
 from registry.errors import RemoteError, StateUnavailable
 from registry.images.manifest import MAX_BLOCKS, MIN_BLOCKS, UNIT_BYTES, block_bytes
 from registry.memory.state import MemoryState
-from registry.messages.node import MAX_CAST_MEMBERS, ImageHolder
+from registry.messages.images import MAX_CAST_MEMBERS, ImageHolder
 from registry.records.cast import CastRecord, CastState
 from registry.records.change import CastChanged, CastPartEnded, NodeUp
 from registry.records.node import NodeRecord, Tier

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.core.contract import DispatchError, WaitStage
+from gateway.core.contract import DispatchError, PulledModel, WaitStage
 from gateway.fakes.node import tokens_after
 from registry.errors import NotFound, RemoteError
 from registry.records.function import Scaling
@@ -81,6 +81,26 @@ async def test_warm_fills_the_host_tiers_with_one_store_read() -> None:
         assert [stage async for stage in cluster.control.cluster.warm("f", 2, ())] == []
         with pytest.raises(DispatchError):
             [stage async for stage in cluster.control.cluster.warm("f", 4, ())]
+
+
+async def test_a_pulled_model_is_where_the_image_is_or_on_the_named_node() -> None:
+    async with open_cluster(3) as cluster:
+        version = await cluster.deploy()
+        control = cluster.control.cluster
+        holder = await cluster.first_holder(version)
+        (*_, first) = [step async for step in control.pull("f", None)]
+        assert first == PulledModel(
+            node=holder, host=f"host-{holder}", version=1, folder=f"/models/{holder}/f-1"
+        )
+        assert set(cluster.nodes[holder].folders["f-1"]) == set(version.assets)
+        other = next(name for name in cluster.nodes if name != holder)
+        (*_, second) = [step async for step in control.pull("f", other)]
+        assert isinstance(second, PulledModel) and second.node == other
+        assert cluster.counts("store_reads") == 1
+        await control.drop("f", "host", (other,))
+        assert not cluster.nodes[other].folders and cluster.nodes[holder].folders
+        with pytest.raises(NotFound, match="no node 'mars'"):
+            [step async for step in control.pull("f", "mars")]
 
 
 async def test_warms_that_are_asked_for_at_once_are_one_cast() -> None:

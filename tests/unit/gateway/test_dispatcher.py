@@ -11,7 +11,7 @@ import pytest
 from gateway.control.assembly import ControlSettings
 from gateway.core.contract import Assigned, Deadlines, DispatchError, FunctionCall, WaitStage
 from gateway.dispatch.admission import AdmissionLimits
-from gateway.dispatch.execution import ReplicaOutcome
+from gateway.dispatch.outcomes import ReplicaOutcome
 from gateway.fakes.node import tokens_after
 from registry.errors import RemoteError, StateUnavailable
 from registry.memory.state import MemoryState

@@ -24,7 +24,7 @@ from gateway.live.model_layers import even_layers
 from gateway.live.policy import LiveForecast
 from gateway.planning.actions import StartAction
 from rdmacast.cast.record import CastMember
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.records.instance import StartKind
 from registry.records.live import LiveMode

@@ -11,15 +11,12 @@ import pytest
 
 from rdmacast.cast.record import CastMember
 from registry.clock import SystemClock
+from registry.messages.images import DropImage, ImageHolder, ImageRef, WarmImage
 from registry.messages.node import (
     Acknowledged,
-    DropImage,
-    ImageHolder,
-    ImageRef,
     InstanceProgress,
     Reply,
     StartInstance,
-    WarmImage,
 )
 from registry.records.cast import CastProgress, CastRecord, CastState
 from registry.records.node import NodeRecord

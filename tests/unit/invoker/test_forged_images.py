@@ -13,7 +13,7 @@ from invoker.loading.image_checks import ImageChecks
 from rdmacast.aio.groups import cancel_and_wait
 from registry.errors import RemoteError
 from registry.images.verify import unit_checksums
-from registry.messages.node import WarmImage
+from registry.messages.images import WarmImage
 from tests.fixtures.host_tier import begin, digest, fill
 from tests.fixtures.invoker import (
     FakeCluster,

@@ -3,7 +3,7 @@ import pytest
 from invoker.instances.lifecycle import accepted
 from invoker.loading.sources import choose_peers
 from registry.errors import InvalidRecord
-from registry.messages.node import ImageHolder
+from registry.messages.images import ImageHolder
 from registry.records.instance import InstanceState, StartKind
 from tests.fixtures.invoker import start_request
 

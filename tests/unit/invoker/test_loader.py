@@ -23,7 +23,8 @@ from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
 from registry.clock import SystemClock
 from registry.errors import RemoteError
-from registry.messages.node import Acknowledged, DropImage, InstanceProgress, InstanceStarted, WarmImage
+from registry.messages.images import DropImage, WarmImage
+from registry.messages.node import Acknowledged, InstanceProgress, InstanceStarted
 from tests.fixtures.invoker import FakeCluster, make_image, start_request, two_nodes
 from tests.fixtures.patience import PATIENCE_S
 

@@ -10,16 +10,15 @@ import pytest
 
 from registry.clock import SystemClock
 from registry.errors import RemoteError
+from registry.messages.images import DropImage, WarmImage
 from registry.messages.node import (
     Acknowledged,
     Compute,
-    DropImage,
     InstanceProgress,
     InvokeHandler,
     RequestUsage,
     StopInstance,
     TailLogs,
-    WarmImage,
 )
 from registry.records.fence import Fence
 from registry.records.instance import InstanceState

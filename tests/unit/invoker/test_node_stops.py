@@ -9,6 +9,7 @@ import pytest
 
 from registry.channel.client import Channel
 from registry.errors import ChannelClosed, RemoteError
+from registry.messages.images import WarmImage
 from registry.messages.node import (
     Acknowledged,
     LogChunk,
@@ -16,7 +17,6 @@ from registry.messages.node import (
     StopInstance,
     TailLogs,
     Tokens,
-    WarmImage,
 )
 from registry.records.node import NodeState
 from tests.fixtures.fake_engine import StepGate

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from registry.images.manifest import UNIT_BYTES
-from registry.messages.node import WarmImage
+from registry.messages.images import WarmImage
 from tests.fixtures.invoker import FakeCluster, make_image
 
 SIZE = 35 * UNIT_BYTES + 5

@@ -125,7 +125,7 @@ def test_a_model_needs_nothing_else(tmp_path: Path) -> None:
         ("model: x\n1: y", r"1: a key must be text \(line 2\)"),
         ("model: ' '", "model: must be text, not empty"),
         ("model: x\ndtype: 4", "dtype: 4 is not one of auto, float32"),
-        ("model: x\nmodle: y", "known are description, dtype, env"),
+        ("model: x\nmodle: y", "known are description, dtype, engine, engine_args, env"),
         (
             "model: x\nscaling: {min_instances: 1.0}",
             r"scaling\.min_instances: must be a whole number, not 1\.0",

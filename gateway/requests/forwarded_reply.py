@@ -1,0 +1,133 @@
+"""The response of a request that passes through to another engine's server."""
+
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from gateway.core.contract import Assigned, DispatchError, WaitStage
+from gateway.core.errors import ApiError, BadRequest
+from gateway.core.request_context import RequestContext
+from gateway.http.disconnect import CancelOnDisconnect
+from gateway.http.limits import ClientGone
+from gateway.http.responses import raw_json
+from gateway.http.sse import DONE, EventStream, encode_event
+from gateway.requests.billed_request import BilledRequest
+from gateway.requests.forwarding import bound_of
+from gateway.requests.generation_reply import StageReporter, fail_stream
+from gateway.requests.services import Services
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath, ForwardRequest
+from registry.messages.node import RequestUsage
+from registry.records.function import FunctionVersion
+
+_MAX_MESSAGE = 2000
+_ENDS_CHOICE = b'"finish_reason":"'
+
+
+class ForwardedReply:
+    """The server's response as it is, with our headers; its errors become our envelope."""
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        version: FunctionVersion,
+        path: ForwardPath,
+        body: bytes,
+        *,
+        streams: bool,
+    ) -> None:
+        self._services = services
+        self._context = context
+        self._version = version
+        self._path = path
+        self._body = body
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        settings = self._services.settings.streams
+        stream = EventStream(send, settings.write_timeout_s)
+        bound = bound_of(self._body, self._version)
+        job = BilledRequest(self._services, self._context, self._version, bound, streams=self._streams)
+        reporter = StageReporter(stream, job, settings) if self._streams else None
+        tick = None if reporter is None else reporter.tick
+        try:
+            with CancelOnDisconnect(scope, tick=tick, tick_in_s=settings.head_wait_s) as guard:
+                async with job:
+                    rest = await self._run(job, stream, reporter)
+                    await job.complete()
+                guard.disarm()
+                if stream.started:
+                    await stream.end(rest + DONE)
+                else:
+                    await raw_json(rest, headers=job.headers(final=True))(scope, receive, send)
+        except ClientGone:
+            raise
+        except Exception as error:  # an event, once the stream has started
+            await fail_stream(stream, error, self._context)
+
+    async def _run(self, job: BilledRequest, stream: EventStream, reporter: StageReporter | None) -> bytes:
+        """Pass on the chunks; return what is sent once the request is billed."""
+        work = ForwardRequest(request_id=job.next_call_id(), instance_id="", path=self._path, body=self._body)
+        head: ForwardedHead | None = None
+        rest, delivered = b"", 0
+        async with job.run(work) as run:
+            async for event in run:
+                match event:
+                    case Assigned():
+                        job.note_assigned(event)
+                        if reporter is not None:
+                            await reporter.assigned(event)
+                    case WaitStage() if reporter is not None:
+                        await reporter.stage(event)
+                    case ForwardedHead():
+                        head = event
+                    case ForwardedChunk():
+                        if head is None:
+                            raise DispatchError("internal", "the node sent no head", status=500)
+                        if head.status != 200:
+                            raise refused(head.status, event.data)
+                        if not head.is_stream:
+                            rest = event.data
+                        elif event.data:
+                            rest = await self._pass_on(stream, job, event.data, rest)
+                        run.note_passed(event.completion_tokens - delivered)
+                        delivered = event.completion_tokens
+                    case RequestUsage():
+                        break
+        return rest
+
+    async def _pass_on(self, stream: EventStream, job: BilledRequest, data: bytes, held: bytes) -> bytes:
+        """Send an event, or hold it back with those from the end of a choice on; return what is held."""
+        if not stream.started:
+            await stream.start(job.headers(final=False))
+        if held and _ENDS_CHOICE not in data and b'"choices":[]' not in data:
+            await stream.write(held)  # another choice goes on
+            held = b""
+        if held or _ENDS_CHOICE in data:
+            return held + encode_event(data)
+        await stream.event(data)
+        return b""
+
+
+def refused(status: int, body: bytes) -> ApiError:
+    """Return the error of a response of the engine's server."""
+    try:
+        decoded: Any = msgspec.json.decode(body)
+        given = decoded["error"] if isinstance(decoded.get("error"), dict) else decoded
+        message = str(given["message"])[:_MAX_MESSAGE]
+        param = given.get("param")
+    except (msgspec.DecodeError, KeyError, AttributeError, TypeError):
+        message, param = f"the engine's server answered with status {status}", None
+    shown = param if isinstance(param, str) else None
+    match status:
+        case 404:
+            return ApiError(404, "model_not_found", message, param="model")
+        case 400 | 422:
+            return BadRequest(message, param=shown)
+        case 429 | 503:
+            return ApiError(503, "overloaded", message, retry_after_s=5)
+        case _ if status < 500:
+            return BadRequest(message, param=shown)
+        case _:
+            return ApiError(500, "internal", message)

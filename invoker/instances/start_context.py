@@ -1,0 +1,64 @@
+"""What starts of instances need, and the phases that they go through."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoker.engine.factory import EngineFactory
+from invoker.instances.device_cache import DeviceCache
+from invoker.instances.instance import Handler, Instance
+from invoker.instances.load_feed import LoadFeed
+from invoker.loading.engine_images import EngineImages
+from invoker.loading.loader import ImageLoader
+from invoker.memory.arena import Arena
+from invoker.metering.meter import GpuMeter
+from invoker.vllm.host import VllmHost
+from registry.clock import Clock
+from registry.records.instance import InstanceState, StartKind
+
+MakeHandler = Callable[[Callable[[str], None]], Handler]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceContext:
+    """Dependencies of instances. `make_handler` is None if handlers are not allowed."""
+
+    arena: Arena
+    device_cache: DeviceCache
+    loader: ImageLoader
+    engines: EngineFactory
+    make_handler: MakeHandler | None
+    scratch_dir: Path
+    clock: Clock
+    meter: GpuMeter
+    loads: LoadFeed
+    log_line: Callable[[str, int, str], None]  # function, version, line for its log
+    engine_images: EngineImages
+    vllm: VllmHost | None = None
+
+
+def free_device(instance: Instance, context: InstanceContext) -> None:
+    """Free what the instance has of the arena, which nothing uses any more."""
+    kv, instance.kv = instance.kv, None
+    device_image, instance.device_image = instance.device_image, None
+    if kv is not None:
+        context.device_cache.free_region(kv)
+    if device_image is not None:
+        context.device_cache.release(device_image)
+
+
+def set_source(instance: Instance, kind: StartKind, source: str) -> None:
+    instance.life = instance.life.with_source(kind, source)
+
+
+def set_loading(instance: Instance, context: InstanceContext) -> None:
+    instance.life = instance.life.with_state(InstanceState.LOADING, context.clock.wall_s())
+
+
+def enter_phase(instance: Instance, phase: str, context: InstanceContext) -> None:
+    instance.life = instance.life.with_phase(phase, context.clock.monotonic_s())
+
+
+def set_progress(instance: Instance, fraction: float) -> None:
+    if instance.life.phase in ("fetch", "copy"):
+        instance.life = instance.life.with_progress(fraction)

@@ -1,0 +1,12 @@
+"""vLLM as an engine: its OpenAI server, a child process of the node on a Unix socket.
+
+- `arguments`: the server's command line and environment
+- `check_args`: checks arguments with vLLM itself, run by its interpreter
+- `client`: requests to the server
+- `events`: what the server answers, and its usage
+- `host`: what a node needs to run servers
+- `intervals`: the time of calls, by their tokens
+- `launch`: the program that becomes the server, with a guard
+- `runner`: one instance's server as an engine
+- `server`: the process
+"""

@@ -1,0 +1,86 @@
+"""The command line and the environment of a vLLM server. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+_GIB = 1 << 30
+# The part of the node's environment that the server inherits: the places of libraries and devices.
+_INHERITED = (
+    *("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_HOME", "CUDA_VISIBLE_DEVICES"),
+    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS", "SSL_CERT_FILE"),
+)
+_KV_SHARE = 4  # on a CPU the KV cache takes at most this part of the server's memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSpec:
+    """A vLLM server to start.
+
+    `folder` has config.json, the tokenizer and the weights; `scratch` is the server's own folder, the only
+    one that it writes to. `memory_bytes` bounds all of its processes together; `device` is `cpu` or `cuda:N`.
+    With a `loader` the weights come from the node, by the plug-in with these settings.
+    """
+
+    python: Path
+    folder: Path
+    scratch: Path
+    name: str
+    dtype: str
+    context_length: int
+    max_sequences: int
+    device: str
+    memory_bytes: int
+    arguments: Sequence[str] = ()
+    loader: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def socket(self) -> Path:
+        return self.scratch / "http.sock"
+
+
+def server_command(spec: VllmSpec) -> list[str]:
+    """Return the server's program with its arguments; those of the function come last, so that they count."""
+    given = {argument.partition("=")[0] for argument in spec.arguments}
+    own = [
+        *("--model", str(spec.folder)),
+        *("--served-model-name", spec.name),
+        *("--uds", str(spec.socket)),
+        *("--max-num-seqs", str(spec.max_sequences)),
+        "--disable-uvicorn-access-log",
+    ]
+    if spec.loader:
+        own += ["--load-format", "hypercast", "--model-loader-extra-config", json.dumps(dict(spec.loader))]
+    if spec.dtype and "--dtype" not in given:
+        own += ["--dtype", spec.dtype]
+    if spec.context_length and "--max-model-len" not in given:
+        own += ["--max-model-len", str(spec.context_length)]
+    if spec.device == "cpu" and "--enforce-eager" not in given:
+        own.append("--enforce-eager")  # compiling costs minutes there and gains nothing
+    return [str(spec.python), *_SERVER, *own, *spec.arguments]
+
+
+def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str]:
+    """Return the server's environment, from the node's: no key, no secret, no network access to hubs."""
+    environment = {name: node[name] for name in _INHERITED if name in node}
+    environment |= {
+        "HOME": str(spec.scratch),
+        "TMPDIR": str(spec.scratch),
+        "XDG_CACHE_HOME": str(spec.scratch / "cache"),
+        "VLLM_CACHE_ROOT": str(spec.scratch / "cache"),
+        "VLLM_RPC_BASE_PATH": str(spec.scratch),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    kind, _, index = spec.device.partition(":")
+    if kind == "cpu":
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.memory_bytes // _KV_SHARE // _GIB))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    elif index:
+        environment["CUDA_VISIBLE_DEVICES"] = index
+    return environment

@@ -1,0 +1,158 @@
+"""One instance's vLLM server as an engine: sequences by token ids, and requests that pass through it."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from invoker.engine.contract import EngineCall, EngineError, NewSequence, StepMeter, TokenOutput
+from invoker.engine.engine_load import EngineLoad
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice
+from invoker.vllm.client import ServerLost, read_body
+from invoker.vllm.events import BadAnswer, ForwardedStream, TokenUsage, prepare_request, usage_of
+from invoker.vllm.intervals import TokenIntervals
+from invoker.vllm.server import VllmServer
+from rdmacast.aio.shielded import run_shielded
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath
+
+
+class VllmRunner:
+    """The counterpart of EngineRunner for a vLLM server. Belongs to the event loop's thread.
+
+    If the server ends, all its calls end with ServerLost and the runner closes itself: see `failure`.
+    """
+
+    kv_shape: KvShape | None = None
+    kv_tokens = (0, 0)
+
+    def __init__(
+        self, server: VllmServer, meter: StepMeter, stepped: Callable[[], None] | None = None
+    ) -> None:
+        self._server = server
+        self._stepped = stepped or (lambda: None)
+        self._intervals = TokenIntervals(meter, self._on_interval)
+        self._step: list[TokenOutput] = []
+        self._step_started_s = time.monotonic()
+        self.load = EngineLoad()
+        self.failure: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<VllmRunner {self._server!r} {self._intervals!r}>"
+
+    async def generate(
+        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice] = ()
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """Yield a sequence's outputs up to the one with a `finish_reason`.
+
+        `kv` is ignored. Raises ServerLost, ServerRefused.
+        """
+        prompt = len(sequence.prompt_ids) + len(sequence.generated_ids)
+        self.load.add(sequence.request_id, prompt)
+        try:
+            async with self._metered(call):
+                async for outputs in self._translated(self._server.client.generate(sequence)):
+                    self._intervals.add(call, prompt + len(outputs))
+                    prompt = 0
+                    self._step += outputs
+                    for output in outputs[:-1]:
+                        yield output
+                    if not outputs[-1].finish_reason:
+                        yield outputs[-1]
+                        continue
+                    last = outputs[-1]
+            yield last
+        finally:
+            self.load.remove(sequence.request_id)
+
+    async def forward(
+        self, path: ForwardPath, body: bytes, request_id: str, call: EngineCall
+    ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]:
+        """Pass a request through; yield the head, then the whole body, or the events of a stream.
+
+        Raises ServerLost, ValueError for a body that is no JSON object.
+        """
+        request = prepare_request(body, self._server.client.name, request_id)
+        self.load.add(request_id, 1)
+        try:
+            async with (
+                self._metered(call, counts=request.streams),
+                self._server.client.post(path, request.body) as response,
+            ):
+                content_type = response.headers.get("content-type", "application/json")
+                yield ForwardedHead(status=response.status_code, content_type=content_type)
+                if not content_type.startswith("text/event-stream"):
+                    data = await read_body(response)
+                    usage = TokenUsage()
+                    if response.status_code == 200:
+                        usage = usage_of(_decoded(data)) or usage
+                    yield _chunk(data, usage, last=True)
+                    return
+                stream = ForwardedStream(wants_usage=request.wants_usage, wants_each=request.wants_each)
+                before = TokenUsage()
+                async for data in response.aiter_bytes():
+                    for event in stream.feed(data):
+                        yield _chunk(event, stream.usage)
+                    self._intervals.add(call, _difference(before, stream.usage))
+                    before = stream.usage
+                if not stream.is_over:
+                    raise ServerLost("vLLM's server ended a stream early")
+                yield _chunk(b"", stream.usage, last=True)
+        except BadAnswer as error:
+            raise EngineError(f"vLLM's server answered with {error}") from error
+        finally:
+            self.load.remove(request_id)
+
+    async def wait_closed(self) -> None:
+        """Return once the server has ended, on request or by a failure."""
+        await self._server.ended.wait()
+        self.failure = self.failure or ServerLost(self._server.reason)
+
+    async def aclose(self) -> None:
+        """End the server with all its calls. Idempotent."""
+        await self._server.aclose()
+        await run_shielded(self._intervals.aclose())
+
+    @asynccontextmanager
+    async def _metered(self, call: EngineCall, *, counts: bool = True) -> AsyncGenerator[None, None]:
+        self._intervals.enter(call, counts=counts)
+        try:
+            yield
+        finally:
+            await run_shielded(self._intervals.leave(call))
+
+    async def _translated(
+        self, outputs: AsyncGenerator[list[TokenOutput], None]
+    ) -> AsyncGenerator[list[TokenOutput], None]:
+        try:
+            async for one in outputs:
+                yield one
+        except BadAnswer as error:
+            raise EngineError(f"vLLM's server answered with {error}") from error
+        finally:
+            await outputs.aclose()
+
+    def _on_interval(self) -> None:
+        now_s = time.monotonic()
+        step, self._step = self._step, []
+        self.load.stepped(step, now_s - self._step_started_s, now_s)
+        self._step_started_s = now_s
+        self._stepped()
+
+
+def _chunk(data: bytes, usage: TokenUsage, *, last: bool = False) -> ForwardedChunk:
+    return ForwardedChunk(
+        data=data, last=last, prompt_tokens=usage.prompt, completion_tokens=usage.completion
+    )
+
+
+def _decoded(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"a body that is not JSON: {error}") from error
+
+
+def _difference(before: TokenUsage, now: TokenUsage) -> int:
+    return max(0, now.prompt + now.completion - before.prompt - before.completion)

@@ -1,0 +1,161 @@
+"""One vLLM server: a child process of the node, which answers on a Unix socket."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from invoker.engine.contract import EngineError
+from invoker.handlers.guard import MEMORY_STATUS, TASKS_STATUS
+from invoker.handlers.log_lines import WINDOW_S, LineSplitter
+from invoker.handlers.spawn import ProcessOutput, stop_process
+from invoker.vllm.arguments import VllmSpec, server_command, server_environment
+from invoker.vllm.client import VllmClient
+from rdmacast.aio.groups import cancel_and_discard
+from rdmacast.aio.shielded import run_shielded
+
+_FIRST_TRY_S, _LAST_TRY_S = 0.02, 0.1  # between attempts to connect, while it starts
+_READ_BYTES = 64 * 1024
+_DRAIN_S = 1.0  # for output still in transit after the process ended
+_LAST_LINES = 8  # of its output, in the error of a failed start
+
+
+class ServerFailed(EngineError):
+    """The server did not start, or it has ended."""
+
+    code = "start_failed"
+
+
+class VllmServer:
+    """A running server. `ended` is set once it has ended with all that it started."""
+
+    def __init__(
+        self,
+        spec: VllmSpec,
+        process: asyncio.subprocess.Process,
+        output: ProcessOutput,
+        log: Callable[[str], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._process = process
+        self._output = output
+        self._log = log
+        self._on_ended = on_ended
+        self._last: list[str] = []
+        self._stopped = False
+        self.client = VllmClient(spec.socket, spec.name, max_connections=spec.max_sequences + 64)
+        self.ended = asyncio.Event()
+        self._reader = asyncio.create_task(self._read_output(), name=f"log of {spec.name}")
+        self._waiter = asyncio.create_task(self._wait(), name=f"end of {spec.name}")
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended.is_set() else "runs"
+        return f"<VllmServer {self._spec.name} pid {self._process.pid} {state}>"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the guard, the parent of the server."""
+        return self._process.pid
+
+    @classmethod
+    async def spawn(
+        cls, spec: VllmSpec, log: Callable[[str], None], on_ended: Callable[[], None]
+    ) -> "VllmServer":
+        """Start the process; `on_ended` is called in a thread once it is closed. Raises ServerFailed."""
+        output = await ProcessOutput.open()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-B", "-m", "invoker.vllm.launch", str(os.getpid()), str(spec.memory_bytes)),
+                *server_command(spec),
+                cwd=spec.scratch,
+                env=server_environment(spec, os.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output.write_end,
+                stderr=output.write_end,
+                start_new_session=True,
+            )
+        except OSError as error:
+            output.close()
+            raise ServerFailed(f"vLLM cannot be started: {error}") from error
+        finally:
+            os.close(output.write_end)
+        return cls(spec, process, output, log, on_ended)
+
+    async def wait_ready(self) -> None:
+        """Return once the server answers. Raises ServerFailed if it ends before."""
+        pause_s = _FIRST_TRY_S
+        while not await self.client.is_ready():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.ended.wait()
+            if self.ended.is_set():
+                raise ServerFailed(self.reason)
+            pause_s = min(2 * pause_s, _LAST_TRY_S)
+
+    @property
+    def reason(self) -> str:
+        """Why it has ended, with its last lines."""
+        return "; ".join([f"vLLM {self._exit_reason()}", *self._last])
+
+    async def aclose(self) -> None:
+        """Kill the server and all that it started. Idempotent."""
+        self._stopped = True
+        stop_process(self._process)
+        await run_shielded(self._closed())
+
+    async def _closed(self) -> None:
+        await self.ended.wait()
+        await self.client.aclose()
+        await asyncio.to_thread(shutil.rmtree, self._spec.scratch, ignore_errors=True)
+        await asyncio.to_thread(self._on_ended)
+
+    async def _wait(self) -> None:
+        await self._process.wait()
+        await asyncio.wait([self._reader], timeout=_DRAIN_S)
+        await cancel_and_discard(self._reader)
+        self._output.close()
+        self.ended.set()
+
+    def _exit_reason(self) -> str:
+        code = self._process.returncode
+        match code:
+            case None:
+                return "runs"
+            case _ if self._stopped:
+                return "was stopped"
+            case _ if code == MEMORY_STATUS:
+                return f"exceeded its memory of {self._spec.memory_bytes} bytes (--vllm-memory)"
+            case _ if code == TASKS_STATUS:
+                return "started too many processes and threads"
+            case _ if code < 0:
+                return f"was killed by {signal.Signals(-code).name}"
+            case _:
+                return f"ended with status {code}"
+
+    async def _read_output(self) -> None:
+        lines = LineSplitter(self._on_line)
+        try:
+            while True:
+                try:
+                    # Dropped lines are reported even if no output follows.
+                    async with asyncio.timeout(WINDOW_S if lines.dropped else None):
+                        data = await self._output.reader.read(_READ_BYTES)
+                except TimeoutError:
+                    lines.report_dropped()
+                    continue
+                if not data:
+                    return
+                lines.feed(data)
+                await asyncio.sleep(0)  # a read of buffered data does not yield to other tasks
+        finally:
+            lines.end()
+
+    def _on_line(self, line: str) -> None:
+        if "Error" in line or "error" in line:
+            self._last = [*self._last, line.strip()[:300]][-_LAST_LINES:]
+        self._log(line)

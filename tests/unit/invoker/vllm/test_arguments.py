@@ -1,0 +1,58 @@
+"""The server's command line and environment."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from invoker.vllm.arguments import VllmSpec, server_command, server_environment
+
+SPEC = VllmSpec(
+    python=Path("/venv/bin/python"),
+    folder=Path("/shm/models/f-1"),
+    scratch=Path("/tmp/x"),
+    name="f",
+    dtype="bfloat16",
+    context_length=4096,
+    max_sequences=8,
+    device="cpu",
+    memory_bytes=16 << 30,
+)
+
+
+def _value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_the_server_gets_its_model_and_socket() -> None:
+    command = server_command(SPEC)
+    assert command[:3] == ["/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert _value(command, "--model") == "/shm/models/f-1" and _value(command, "--uds") == "/tmp/x/http.sock"
+    assert _value(command, "--served-model-name") == "f" and _value(command, "--max-model-len") == "4096"
+    assert "--enforce-eager" in command and "--load-format" not in command
+    assert "--enforce-eager" not in server_command(replace(SPEC, device="cuda:1"))
+
+
+def test_the_functions_arguments_count() -> None:
+    command = server_command(replace(SPEC, arguments=("--max-model-len=512", "--dtype", "float32")))
+    assert "4096" not in command and "bfloat16" not in command
+    assert command[-3:] == ["--max-model-len=512", "--dtype", "float32"]
+
+
+def test_the_loader_is_the_plug_in() -> None:
+    command = server_command(replace(SPEC, loader={"image": "ab", "socket": "/s"}))
+    assert _value(command, "--load-format") == "hypercast"
+    assert _value(command, "--model-loader-extra-config") == '{"image": "ab", "socket": "/s"}'
+
+
+def test_no_secret_is_inherited() -> None:
+    node = {
+        "PATH": "/bin",
+        "HYPERCAST_CLUSTER_SECRET": "s",
+        "HF_TOKEN": "t",
+        "PYTHONPATH": "/x",
+        "HOME": "/root",
+    }
+    made = server_environment(SPEC, node)
+    assert made["PATH"] == "/bin" and made["HOME"] == "/tmp/x" and made["HF_HUB_OFFLINE"] == "1"
+    assert not {"HYPERCAST_CLUSTER_SECRET", "HF_TOKEN", "PYTHONPATH"} & made.keys()
+    assert made["VLLM_CPU_KVCACHE_SPACE"] == "4" and "CUDA_VISIBLE_DEVICES" not in made
+    assert server_environment(replace(SPEC, device="cuda:3"), node)["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,0 +1,88 @@
+"""Which arguments a function may give its engine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.config.engine_args import VLLM_ARGS, check_vllm_args, split_engine_args
+from registry.config.function_yaml import parse_function_yaml
+from registry.errors import InvalidRecord
+from registry.records.engine import MAX_ENGINE_ARGS, EngineKind
+
+
+def test_arguments_as_on_a_command_line() -> None:
+    args = split_engine_args("--max-model-len 4096 --override-generation-config '{\"top_k\": 5}' -tp 2")
+    assert check_vllm_args(args) == (
+        *("--max-model-len", "4096", "--override-generation-config", '{"top_k": 5}'),
+        *("--tensor-parallel-size", "2"),
+    )
+    assert check_vllm_args(["--no-enable-prefix-caching", "--seed", "-1"])[0] == "--no-enable-prefix-caching"
+    assert check_vllm_args(["--max_model_len=512"]) == ("--max-model-len=512",)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--trust-remote-code"],
+        ["--trust_remote_code"],
+        ["--allowed-local-media-path", "/"],
+        ["--model=/etc"],
+        ["--load-format", "pt"],
+        ["--middleware", "os.system"],
+        ["--lora-modules", "x=/etc"],
+        ["--chat-template", "/etc/passwd"],
+        ["--hf-overrides", "{}"],
+        ["--uds", "/tmp/x"],
+        ["--api-key", "x"],
+        ["--no-trust-remote-code"],
+        ["-O3"],
+        ["--seed", "1\0"],
+        ["4096"],
+    ],
+)
+def test_what_reaches_beyond_the_model_is_refused(args: list[str]) -> None:
+    with pytest.raises(InvalidRecord, match="engine_args"):
+        check_vllm_args(args)
+
+
+def test_there_are_not_too_many() -> None:
+    with pytest.raises(InvalidRecord, match="at most"):
+        check_vllm_args(["--seed"] * (MAX_ENGINE_ARGS + 1))
+    with pytest.raises(InvalidRecord, match="at most"):
+        check_vllm_args(["--seed", "1" * 5000])
+    with pytest.raises(InvalidRecord, match="engine_args"):
+        split_engine_args("--seed '")
+
+
+@given(st.lists(st.text(max_size=12), max_size=8))
+def test_every_option_that_passes_is_a_known_one(args: list[str]) -> None:
+    try:
+        checked = check_vllm_args(args)
+    except InvalidRecord:
+        return
+    for arg in checked:
+        name = arg.partition("=")[0]
+        if name.startswith("--"):
+            assert name in VLLM_ARGS or "--" + name.removeprefix("--no-") in VLLM_ARGS
+
+
+def test_function_yaml_names_the_engine() -> None:
+    spec = parse_function_yaml("model: ./m\nengine: vllm\nengine_args: --max-model-len 64\n")
+    assert (spec.engine, spec.engine_args) == (EngineKind.VLLM, ("--max-model-len", "64"))
+    assert parse_function_yaml("model: ./m\nengine: vllm\nengine_args: [--seed, '3']\n").engine_args == (
+        "--seed",
+        "3",
+    )
+    assert parse_function_yaml("model: ./m\n").engine is None
+    for text, words in (
+        ("model: ./m\nengine: sglang\n", "engine: 'sglang' is not one of native, vllm"),
+        ("model: ./m\nengine_args: --seed 3\n", "only a function with the engine vllm"),
+        ("model: ./m\nengine: native\nengine_args: --seed 3\n", "only a function with the engine vllm"),
+        ("handler: h.py:f\nengine: vllm\n", "a function with a handler has none"),
+        (
+            "model: ./m\nengine: vllm\nengine_args: --trust-remote-code\n",
+            "not an option that a function may give",
+        ),
+    ):
+        with pytest.raises(InvalidRecord, match=words):
+            parse_function_yaml(text)
