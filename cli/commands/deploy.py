@@ -1,7 +1,7 @@
 """`deploy`: register a model or a handler as a function."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,18 @@ from cli.options import DURATION, NAME, client_options, output_option, scaling_o
 from cli.output import emit_record
 from cli.progress import byte_meter, note, waiting
 from cli.upload.blobs import Source, memory_source, upload
-from cli.upload.bundle import Bundle, bundle_handler, bundle_model, model_source, read_spec
+from cli.upload.bundle import (
+    NATIVE,
+    Bundle,
+    EngineChoice,
+    bundle_handler,
+    bundle_model,
+    model_source,
+    read_spec,
+)
 from cli.upload.packed import is_packed
 from cli.values import human_bytes
+from registry.config.adapters import read_adapters
 from registry.config.emulation import is_emulated
 from registry.config.engine_args import check_vllm_args, split_engine_args
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
@@ -87,6 +96,12 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
     metavar="ARGS",
     help="Arguments of vLLM's server, such as '--max-model-len 4096'.",
 )
+@click.option(
+    "--lora",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="LoRA adapter, called as FUNCTION/NAME, with --engine vllm (repeatable).",
+)
 @click.option("--description", help="Free-text description.")
 @click.option(
     "--owner", metavar="TENANT", help="Tenant that it belongs to (admin keys).  [default: the operator]"
@@ -115,6 +130,7 @@ def deploy_command(
     task: str | None,
     engine: str | None,
     engine_args: str | None,
+    lora: tuple[str, ...],
     description: str | None,
     owner: str | None,
     visibility: str | None,
@@ -139,6 +155,7 @@ def deploy_command(
       hypercast deploy some-org/some-model --dtype bfloat16
       hypercast deploy some-org/some-model@v1.2
       hypercast deploy some-org/some-model --engine vllm --engine-args '--max-model-len 8192'
+      hypercast deploy ./my-llama --engine vllm --lora sql=./sql-adapter
       hypercast deploy functions/echo --share globex,initech
       hypercast deploy builtin:echo --share all
       hypercast deploy functions/embed --model ./my-bert
@@ -149,8 +166,8 @@ def deploy_command(
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
         scaling = scaling_given(spec, settings)  # refused before anything is read or sent
-        chosen_engine = engine_given(spec, engine, engine_args)
-        bundle = make_bundle(source, spec, model, task, dtype, description, revision, *chosen_engine)
+        runs = engine_given(spec, engine, engine_args, lora)
+        bundle = make_bundle(source, spec, model, task, dtype, description, revision, runs)
         check_policy(scaling, bundle.task)
     except ImageError as exc:
         raise DeployError(str(exc)) from exc
@@ -203,16 +220,31 @@ def scaling_given(spec: FunctionSpec | None, flags: Mapping[str, Any]) -> dict[s
 
 
 def engine_given(
-    spec: FunctionSpec | None, engine: str | None, engine_args: str | None
-) -> tuple[EngineKind, tuple[str, ...]]:
-    """Return the engine and its arguments; flags come before function.yaml. Raises InvalidRecord."""
+    spec: FunctionSpec | None, engine: str | None, engine_args: str | None, lora: Sequence[str]
+) -> EngineChoice:
+    """Return the engine with its arguments and adapters; flags come before function.yaml.
+
+    Raises InvalidRecord, CheckpointError.
+    """
     of_spec = spec.engine if spec is not None else None
     kind = EngineKind(engine) if engine else of_spec or EngineKind.NATIVE
+    if kind is EngineKind.NATIVE and (engine_args is not None or lora):
+        raise InvalidRecord("--engine-args and --lora are for another engine: add --engine vllm")
+    arguments = spec.engine_args if spec is not None and kind is of_spec else ()
     if engine_args is not None:
-        if kind is EngineKind.NATIVE:
-            raise InvalidRecord("--engine-args are for another engine: add --engine vllm")
-        return kind, check_vllm_args(split_engine_args(engine_args))
-    return kind, spec.engine_args if spec is not None and kind is of_spec else ()
+        arguments = check_vllm_args(split_engine_args(engine_args))
+    return EngineChoice(kind=kind, arguments=arguments, adapters=adapters_given(lora))
+
+
+def adapters_given(lora: Sequence[str]) -> dict[str, bytes]:
+    """Return the files of the adapters. Raises InvalidRecord, CheckpointError."""
+    folders: dict[str, Path] = {}
+    for given in lora:
+        name, equals, folder = given.partition("=")
+        if not (name and equals and folder) or name in folders:
+            raise InvalidRecord(f"--lora {given}: give NAME=FOLDER, each name once")
+        folders[name] = Path(folder).expanduser()
+    return read_adapters(folders)
 
 
 def check_task(client: Client, name: str, task: str, architecture: str) -> None:
@@ -255,12 +287,11 @@ def make_bundle(
     dtype: str | None,
     description: str | None,
     revision: str | None,
-    engine: EngineKind,
-    engine_args: tuple[str, ...],
+    engine: EngineChoice,
 ) -> Bundle:
     """Collect what to upload for `source`; flags come before its function.yaml."""
     if spec is not None and spec.handler is not None:
-        if model is not None or task is not None or revision is not None or engine is not EngineKind.NATIVE:
+        if model is not None or task is not None or revision is not None or engine != NATIVE:
             raise UsageError("a function with a handler has no --model, --revision, --task or --engine")
         return bundle_handler(Path(source).expanduser(), spec)
     return bundle_model(
@@ -269,7 +300,6 @@ def make_bundle(
         description or (spec.description if spec else ""),
         FunctionTask(task) if task else spec.task if spec else None,
         engine,
-        engine_args,
     )
 
 

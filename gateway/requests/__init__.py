@@ -4,6 +4,8 @@
 - `change_log`: the audit log of changes
 - `compute`: encoder calls
 - `formats`: the JSON of completions and chat
+- `forwarded_reply`: the response of another engine's server
+- `forwarding`: which requests pass through, and what is sent of them
 - `functions`: names to function versions
 - `generation`: the choices of a generation
 - `generation_reply`: the response of a generation

@@ -5,8 +5,9 @@ continues elsewhere when its instance is lost.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +28,9 @@ _BY_TOKENS = frozenset(
 # Where a tenant must not decide: the order of all requests, other instances, files and addresses.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "priority", "chat_template", "media_io_kwargs")
 _MAX_DEPTH = 16
+_OVERRIDE = "--override-generation-config"
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_Payload = TypeVar("_Payload", CompletionRequest, ChatRequest)
 
 
 def runs_by_tokens(
@@ -59,8 +63,46 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
     return texts and not message.get("tool_calls") and message.get("role") != "tool"
 
 
-def forwarded_body(body: bytes, version: FunctionVersion, tenant: str) -> bytes:
-    """Return the body for the engine's server. Raises BadRequest.
+def sampling_defaults(
+    generation: Mapping[str, object], arguments: Sequence[str]
+) -> Mapping[str, float] | None:
+    """Return what vLLM samples with where a request says nothing: of generation_config.json, and arguments.
+
+    None if they have something that a request by token ids does not carry out.
+    """
+    given = dict(generation)
+    for flag, value in pairwise(arguments):
+        if flag == _OVERRIDE:
+            given |= _object(value)
+    for argument in arguments:
+        if argument.startswith(_OVERRIDE + "="):
+            given |= _object(argument.partition("=")[2])
+    found = {name: one for name in _DEFAULTS if isinstance(one := given.get(name), int | float)}
+    if found.pop("repetition_penalty", 1) != 1:
+        return None
+    return found
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError:  # vLLM's parser has refused it at deploy
+        return {}
+
+
+def with_defaults(payload: _Payload, defaults: Mapping[str, float]) -> _Payload:
+    """Return the request with the defaults for the sampling that it leaves out."""
+    fields = {name: value for name, value in defaults.items() if name in _DEFAULTS[:4]}
+    if isinstance(payload, ChatRequest) and payload.max_completion_tokens is None:
+        fields |= {"max_tokens": int(defaults["max_new_tokens"])} if "max_new_tokens" in defaults else {}
+    missing = {name: value for name, value in fields.items() if getattr(payload, name) is None}
+    if "top_k" in missing:
+        missing["top_k"] = int(missing["top_k"])
+    return msgspec.structs.replace(payload, **missing)
+
+
+def forwarded_body(body: bytes, version: FunctionVersion, tenant: str, adapter: str = "") -> bytes:
+    """Return the body for the engine's server, by the model or an adapter. Raises BadRequest.
 
     Prefixes are cached by tenant, so that none learns from a time what another has sent.
     """
@@ -76,6 +118,7 @@ def forwarded_body(body: bytes, version: FunctionVersion, tenant: str) -> bytes:
             raise BadRequest(
                 "images and other media must be data: URLs; the platform fetches nothing", param="messages"
             )
+    fields["model"] = f"{version.function}/{adapter}" if adapter else version.function
     salt = f"{tenant}\0{fields.get('cache_salt') or ''}"
     fields["cache_salt"] = hashlib.sha256(salt.encode()).hexdigest()
     return msgspec.json.encode(fields)

@@ -91,7 +91,7 @@ async def _vllm_runner(instance: Instance, image: ImageRef, context: InstanceCon
                 context.loader.open_image(image, manifest, lambda _: None)
             )
             await arrival.complete()
-        server = await context.vllm.start(request, image.image, lambda line: log_line(f"[vllm] {line}"))
+        server = await context.vllm.start(request, image, lambda line: log_line(f"[vllm] {line}"))
         try:
             await server.wait_ready()
         except BaseException:

@@ -1,9 +1,11 @@
 """The command line and the environment of a vLLM server. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from registry.config.adapters import FOLDER
 
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 _GIB = 1 << 30
@@ -12,6 +14,7 @@ _INHERITED = (
     *("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_HOME", "CUDA_VISIBLE_DEVICES"),
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS", "SSL_CERT_FILE"),
 )
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has
 _KV_SHARE = 4  # on a CPU the KV cache takes at most this part of the server's memory
 
 
@@ -21,7 +24,8 @@ class VllmSpec:
 
     `folder` has config.json, the tokenizer and the weights; `scratch` is the server's own folder, the only
     one that it writes to. `memory_bytes` bounds all of its processes together; `device` is `cpu` or `cuda:N`.
-    With a `loader` the weights come from the node, by the plug-in with these settings.
+    `adapters` are ranks of LoRA adapters by name. With a `loader` the weights come from the node, by the
+    plug-in with these settings.
     """
 
     python: Path
@@ -35,6 +39,7 @@ class VllmSpec:
     memory_bytes: int
     arguments: Sequence[str] = ()
     loader: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def socket(self) -> Path:
@@ -53,6 +58,7 @@ def server_command(spec: VllmSpec) -> list[str]:
     ]
     if spec.loader:
         own += ["--load-format", "hypercast", "--model-loader-extra-config", json.dumps(dict(spec.loader))]
+    own += _adapter_arguments(spec, given)
     if spec.dtype and "--dtype" not in given:
         own += ["--dtype", spec.dtype]
     if spec.context_length and "--max-model-len" not in given:
@@ -60,6 +66,17 @@ def server_command(spec: VllmSpec) -> list[str]:
     if spec.device == "cpu" and "--enforce-eager" not in given:
         own.append("--enforce-eager")  # compiling costs minutes there and gains nothing
     return [str(spec.python), *_SERVER, *own, *spec.arguments]
+
+
+def _adapter_arguments(spec: VllmSpec, given: Collection[str]) -> list[str]:
+    if not spec.adapters:
+        return []
+    modules = [f"{spec.name}/{name}={spec.folder / FOLDER / name}" for name in spec.adapters]
+    arguments = ["--enable-lora", "--lora-modules", *modules]
+    if "--max-lora-rank" not in given:
+        rank = max(spec.adapters.values())
+        arguments += ["--max-lora-rank", str(next(one for one in _RANKS if one >= rank))]
+    return arguments
 
 
 def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str]:

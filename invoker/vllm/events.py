@@ -93,7 +93,7 @@ class ForwardedStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardedRequest:
-    """A request as the server gets it: of the model `name`, with the usage in each chunk of a stream."""
+    """A request as the server gets it, with the usage in each chunk of a stream."""
 
     body: bytes
     streams: bool
@@ -101,13 +101,12 @@ class ForwardedRequest:
     wants_each: bool
 
 
-def prepare_request(body: bytes, name: str, request_id: str) -> ForwardedRequest:
-    """Return the request for the server, otherwise as the client sent it. Raises BadAnswer, ValueError."""
+def prepare_request(body: bytes, request_id: str) -> ForwardedRequest:
+    """Return the request for the server, otherwise as the gateway sent it. Raises ValueError."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ValueError(f"the body is not a JSON object: {error}") from error
-    fields["model"] = name
     fields["request_id"] = request_id
     streams = fields.get("stream") is True
     options = fields.get("stream_options")

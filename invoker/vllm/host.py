@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from invoker.engine.contract import UnsupportedModel
@@ -17,9 +17,13 @@ from invoker.vllm.arguments import VllmSpec, server_environment
 from invoker.vllm.server import ServerFailed, VllmServer
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
+from registry.config.adapters import CONFIG, FOLDER, adapters_of, rank_of
+from registry.messages.images import ImageRef
 from registry.messages.node import StartInstance
 
 CHECK_TIMEOUT_S = 120.0
+LEAST_BYTES = 4 << 30  # of one server: its interpreters, and a KV cache
+IMAGE_SHARE = 3  # times the image's bytes: weights, KV cache, and copies while it loads
 _PROBE = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _PROBE_TIMEOUT_S = 20.0
 _MAX_MESSAGE = 1000
@@ -29,7 +33,7 @@ log = logging.getLogger("invoker.vllm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmHost:
-    """Starts vLLM servers on this node. `memory_bytes` is that of one server with all its processes."""
+    """Starts vLLM servers on this node, which together may take `memory_bytes`, with all their processes."""
 
     python: Path
     memory_bytes: int
@@ -37,21 +41,25 @@ class VllmHost:
     scratch_dir: Path
     folders: ModelFolders
     attach: Path | None = None
+    _reserved: dict[str, int] = field(default_factory=dict, init=False)  # bytes of servers, by folder
 
     @property
     def loads_arriving(self) -> bool:
         """Whether a server loads an image as it arrives: its interpreter has the plug-in."""
         return self.attach is not None
 
-    async def start(self, request: StartInstance, image: str, on_log: Callable[[str], None]) -> VllmServer:
+    async def start(
+        self, request: StartInstance, image: ImageRef, on_log: Callable[[str], None]
+    ) -> VllmServer:
         """Start a server of an image, which is in the host tier, or arriving; it is not ready yet.
 
-        Raises ServerFailed, HostTierError.
+        Raises ServerFailed, also if there is no memory for one more server, HostTierError.
         """
         name = f"{request.function}-{request.version}.{request.instance_id}"
-        linked = "" if self.loads_arriving else image
-        folder = await run_in_thread(self.folders.open, name, linked, request.assets)
+        memory_bytes = self._reserve(name, image.nbytes)
+        linked = "" if self.loads_arriving else image.image
         try:
+            folder = await run_in_thread(self.folders.open, name, linked, request.assets)
             scratch = Path(await run_in_thread(tempfile.mkdtemp, "", "", self.scratch_dir))
             spec = VllmSpec(
                 python=self.python,
@@ -62,14 +70,34 @@ class VllmHost:
                 context_length=request.context_length,
                 max_sequences=request.max_concurrency,
                 device=self.device,
-                memory_bytes=self.memory_bytes,
+                memory_bytes=memory_bytes,
                 arguments=request.engine_args,
-                loader={} if self.attach is None else {"image": image, "socket": str(self.attach)},
+                adapters={
+                    adapter: rank_of(request.assets[f"{FOLDER}/{adapter}/{CONFIG}"])
+                    for adapter in adapters_of(request.assets)
+                },
+                loader={} if self.attach is None else {"image": image.image, "socket": str(self.attach)},
             )
-            return await VllmServer.spawn(spec, on_log, lambda: self.folders.close_one(name))
+            return await VllmServer.spawn(spec, on_log, lambda: self._release(name))
         except BaseException:
-            await run_in_thread(self.folders.close_one, name)
+            await run_in_thread(self._release, name)
             raise
+
+    def _reserve(self, name: str, image_bytes: int) -> int:
+        """Reserve the memory of a server; return its bytes. Raises ServerFailed."""
+        used = sum(self._reserved.values())
+        wanted = min(self.memory_bytes, max(LEAST_BYTES, IMAGE_SHARE * image_bytes))
+        if used + wanted > self.memory_bytes:
+            raise ServerFailed(
+                f"vLLM servers of this node take {used} bytes, and one more of {wanted} bytes exceeds "
+                f"--vllm-memory, {self.memory_bytes} bytes"
+            )
+        self._reserved[name] = wanted
+        return wanted
+
+    def _release(self, name: str) -> None:
+        self.folders.close_one(name)
+        self._reserved.pop(name, None)
 
     async def check(self, arguments: Sequence[str], config: Mapping[str, object]) -> None:
         """Check with vLLM that it takes the arguments and has the architecture. Raises UnsupportedModel."""

@@ -73,7 +73,7 @@ class VllmRunner:
 
         Raises ServerLost, ValueError for a body that is no JSON object.
         """
-        request = prepare_request(body, self._server.client.name, request_id)
+        request = prepare_request(body, request_id)
         self.load.add(request_id, 1)
         try:
             async with (

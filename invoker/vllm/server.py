@@ -129,7 +129,7 @@ class VllmServer:
             case _ if self._stopped:
                 return "was stopped"
             case _ if code == MEMORY_STATUS:
-                return f"exceeded its memory of {self._spec.memory_bytes} bytes (--vllm-memory)"
+                return f"exceeded its memory of {self._spec.memory_bytes} bytes (see --vllm-memory)"
             case _ if code == TASKS_STATUS:
                 return "started too many processes and threads"
             case _ if code < 0:

@@ -1,7 +1,9 @@
 """Configuration: function.yaml, the options of processes, secrets and emulated devices.
 
+- `adapters`: LoRA adapters among a function's files
 - `command_line`: the command lines of processes, made from Options
 - `emulation`: the names of emulated models and devices
+- `engine_args`: the arguments that a function may give its engine
 - `function_secrets`: the secrets of functions: set, opened, encrypted anew
 - `function_yaml`: the declaration of a function
 - `handler_spec`: what it declares of a handler: its function, environment and limits

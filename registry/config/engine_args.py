@@ -4,6 +4,7 @@ A tenant chooses what the engine computes, not what the node's machine does: arg
 addresses or other models are the platform's.
 """
 
+import json
 import shlex
 from collections.abc import Sequence
 
@@ -19,7 +20,6 @@ VLLM_ARGS = frozenset(
         "--enable-auto-tool-choice",
         "--enable-chunked-prefill",
         "--enable-expert-parallel",
-        "--enable-lora",
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
         "--enforce-eager",
@@ -42,10 +42,17 @@ VLLM_ARGS = frozenset(
         "--reasoning-parser",
         "--return-tokens-as-token-ids",
         "--seed",
+        "--structured-outputs-config",
         "--tensor-parallel-size",
         "--tool-call-parser",
     }
 )
+# Of options whose value is an object: what it may have.
+_KEYS = {
+    "--structured-outputs-config": frozenset(
+        {"backend", "disable_any_whitespace", "disable_additional_properties", "disable_fallback"}
+    )
+}
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
 _NEGATED = "--no-"
 
@@ -82,7 +89,23 @@ def check_vllm_args(args: Sequence[str]) -> tuple[str, ...]:
                 f"{', '.join(sorted(VLLM_ARGS))}"
             )
         checked.append(name + equals + value)
+    for number, arg in enumerate(checked):
+        name, equals, value = arg.partition("=")
+        if name in _KEYS:
+            _check_keys(name, value if equals else "".join(checked[number + 1 : number + 2]))
     return tuple(checked)
+
+
+def _check_keys(name: str, value: str) -> None:
+    """Raise InvalidRecord unless the value is an object that has what the option may have, and no more."""
+    try:
+        keys = set(json.loads(value))
+    except (ValueError, TypeError):
+        raise InvalidRecord(f"engine_args: {name} must be a JSON object") from None
+    if unknown := sorted(map(str, keys - _KEYS[name])):
+        raise InvalidRecord(
+            f"engine_args: {name} may have {', '.join(sorted(_KEYS[name]))}, not {unknown[0][:80]!r}"
+        )
 
 
 def _is_flag(text: str) -> bool:

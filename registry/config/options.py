@@ -324,7 +324,7 @@ class Options:
     vllm_memory_bytes: int | None = flag(
         "--vllm-memory",
         UP_INVOKER,
-        "Most memory of one vLLM server with all its processes, such as 24GiB.",
+        "Most memory of all vLLM servers of a node together, such as 24GiB.",
         SIZE,
         shown="the node's share of half of the machine's",
     )

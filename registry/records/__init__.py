@@ -5,6 +5,7 @@
 - `audit`: the audit log
 - `cast`: casts, their members and progress
 - `change`: the change feed and the snapshot
+- `engine`: which engine runs a model
 - `fence`: the order of the holders of a lease
 - `function`: functions and their versions
 - `function_changes`: deploy, rollback and scaling as pure decisions

@@ -28,7 +28,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running = Platform(
         data=folder / "data",
         flags=(
-            *("--nodes", "2", "--hosts", "2", "--vllm-memory", "2GiB"),
+            *("--nodes", "2", "--hosts", "2", "--vllm-memory", "16GiB"),
             *("--vllm-python", str(interpreter(folder, token_s=0.01))),
         ),
     )
@@ -273,7 +273,7 @@ def test_sequences_move_from_the_native_engine(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("slow")
-    flags = ("--nodes", "1", "--vllm-memory", "2GiB")
+    flags = ("--nodes", "1", "--vllm-memory", "16GiB")
     gate = folder / "gate"
     python = interpreter(folder, gate=gate, plugin=False)
     slow = Platform(data=folder / "data", flags=(*flags, "--vllm-python", str(python)))

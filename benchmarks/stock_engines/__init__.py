@@ -1,0 +1,7 @@
+"""vLLM through Hypercast, beside vLLM alone and beside the native engine.
+
+- `command`: the experiments and their records
+- `platform_start`: a start from zero on a platform
+- `speed_in_vllm`: tokens per second of vLLM, run by its interpreter
+- `vllm_server`: a server of vLLM without a platform
+"""

@@ -1,0 +1,1 @@
+"""Tests of the engine vLLM with real servers: `make test-vllm`."""

@@ -1,0 +1,341 @@
+"""Functions with engine: vllm on its CPU build: the official client, adapters, quantized weights, kills."""
+
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from openai import APIError, OpenAI
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.fixtures.gateway_http import EOS, byte_tokenizer
+from tests.fixtures.platform import Platform
+from tests.vllm.interpreter import find_python
+
+pytestmark = pytest.mark.vllm
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ARGUMENTS = (
+    "--enable-auto-tool-choice --tool-call-parser hermes "
+    '--structured-outputs-config \'{"backend": "xgrammar", "disable_any_whitespace": true}\''
+)
+
+
+def _write(folder: Path, *, seed: int = 1) -> LlamaForCausalLM:
+    """Write a random Llama with a byte-level tokenizer and a chat template."""
+    torch.manual_seed(seed)
+    tokenizer: Tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.token_to_id(EOS),
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).float().eval()
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def _write_adapter(folder: Path, model: LlamaForCausalLM, rank: int = 4) -> None:
+    """Write a LoRA adapter of the query and value projections."""
+    folder.mkdir()
+    tensors = {}
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "v_proj")):
+            out, into = module.weight.shape
+            tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, into)
+            tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, rank)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    config |= {"bias": "none", "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def _quantize(folder: Path) -> None:
+    """Make a checkpoint's linear layers int8, one scale a row, as compressed-tensors writes them."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if "_proj." in name]:
+        weight = tensors.pop(name)
+        scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-8) / 127
+        tensors[name] = (weight / scale).round().clamp(-128, 127).to(torch.int8)
+        tensors[name.removesuffix("weight") + "weight_scale"] = scale.to(torch.float32)
+    save_file(tensors, path, metadata={"format": "pt"})
+    scheme = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": scheme | {"strategy": "channel", "dynamic": False},
+        "input_activations": scheme | {"strategy": "token", "dynamic": True},
+        "output_activations": None,
+    }
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """Start two nodes on two virtual hosts."""
+    flags = ("--nodes", "2", "--hosts", "2", "--vllm-memory", "8GiB", "--vllm-python", str(find_python()))
+    running = Platform(data=tmp_path_factory.mktemp("vllm") / "data", flags=flags)
+    running.up()
+    yield running
+    running.down()
+
+
+@pytest.fixture(scope="module")
+def llama(vllm: Platform, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Deploy a random Llama with an adapter, and wait until vLLM serves it."""
+    folder = tmp_path_factory.mktemp("llama")
+    model = _write(folder / "model")
+    _write_adapter(folder / "sql", model)
+    flags = ("--engine", "vllm", "--engine-args", ARGUMENTS, "--lora", f"sql={folder / 'sql'}")
+    vllm.run("deploy", str(folder / "model"), "--name", "llama", *flags, "--keep-alive", "1h")
+    _ready(vllm, "llama")
+    return "llama"
+
+
+def _ready(platform: Platform, function: str, count: int = 1) -> list[dict[str, Any]]:
+    platform.run("scale", function, "--instances", str(count))
+
+    def served() -> list[dict[str, Any]]:
+        found = [one for one in platform.instances(function) if one["engine"] == "vllm"]
+        return found if len([one for one in found if one["state"] == "ready"]) >= count else []
+
+    found: list[dict[str, Any]] = platform.until(f"vLLM serves {function}", served, timeout_s=240)
+    return found
+
+
+def _client(platform: Platform) -> OpenAI:
+    return OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=200)
+
+
+def _ids(client: OpenAI, function: str, prompt: list[int], tokens: int) -> list[int]:
+    answer = client.completions.create(
+        model=function,
+        prompt=prompt,
+        max_tokens=tokens,
+        temperature=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    return list(answer.choices[0].token_ids)  # type: ignore[attr-defined]
+
+
+def test_tools_schemas_logprobs_and_usage(vllm: Platform, llama: str) -> None:
+    ask = [{"role": "user", "content": "How is the weather?"}]
+    with _client(vllm) as client:
+        called = client.chat.completions.create(
+            model=llama,
+            messages=ask,  # type: ignore[arg-type]
+            tools=[WEATHER],  # type: ignore[list-item]
+            tool_choice={"type": "function", "function": {"name": "weather"}},
+            max_tokens=64,
+        )
+        (call,) = called.choices[0].message.tool_calls or ()
+        assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")  # type: ignore[union-attr]
+        schema = WEATHER["function"]["parameters"]  # type: ignore[index]
+        shaped = client.chat.completions.create(
+            model=llama,
+            messages=ask,  # type: ignore[arg-type]
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},  # type: ignore[arg-type]
+            max_tokens=64,
+        )
+        assert json.loads(shaped.choices[0].message.content or "")["city"] in ("Rome", "Oslo")
+        likely = client.completions.create(model=llama, prompt="x", max_tokens=3, temperature=0, logprobs=2)
+        assert likely.choices[0].logprobs is not None
+        assert len(likely.choices[0].logprobs.token_logprobs or ()) == 3
+        chunks = list(
+            client.chat.completions.create(
+                model=llama,
+                messages=ask,  # type: ignore[arg-type]
+                max_tokens=5,
+                logprobs=True,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
+        )
+        assert [one.usage.completion_tokens for one in chunks if one.usage] == [5]
+
+
+def test_an_adapter_by_name(vllm: Platform, llama: str) -> None:
+    with _client(vllm) as client:
+        texts = [
+            client.completions.create(model=name, prompt="hello", max_tokens=12, temperature=0)
+            .choices[0]
+            .text
+            for name in (llama, f"{llama}/sql", f"{llama}:1/sql")
+        ]
+        assert texts[0] != texts[1] == texts[2]
+        with pytest.raises(APIError, match="has no adapter 'nobody'; it has: sql"):
+            client.completions.create(model=f"{llama}/nobody", prompt="x")
+
+
+def test_quantized_weights(vllm: Platform, tmp_path: Path) -> None:
+    _write(tmp_path / "plain", seed=3)
+    _write(tmp_path / "int8", seed=3)
+    _quantize(tmp_path / "int8")
+    vllm.run("scale", "llama", "--instances", "0", check=False)
+    vllm.run("deploy", str(tmp_path / "int8"), "--name", "int8", "--engine", "vllm")
+    assert vllm.json("describe", "int8")["current"]["native_first"] is False
+    vllm.run("deploy", str(tmp_path / "plain"), "--name", "plain")
+    with _client(vllm) as client:
+        quantized, exact = (_ids(client, name, [72, 101, 108], 8) for name in ("int8", "plain"))
+    assert len(quantized) == 8 and quantized[0] == exact[0]  # later ones may differ by rounding
+    for name in ("int8", "plain"):
+        vllm.run("delete", name, "--yes")
+
+
+def _kill_servers(platform: Platform, stop: threading.Event, seed: int, kills: list[str]) -> None:
+    """Kill servers, and once in four times a node, until told to stop or twenty are dead."""
+    drawn = random.Random(seed)
+    while len(kills) < 20 and not stop.wait(drawn.uniform(1.0, 4.0)):
+        nodes = [node for node in platform.nodes() if node["state"] == "ready"]
+        pid = drawn.choice(nodes)["pid"] if nodes else 0
+        if pid and len(kills) % 4 == 3:
+            psutil.Process(pid).send_signal(signal.SIGKILL)
+            kills.append("node")
+            continue
+        servers = [
+            one
+            for one in (psutil.Process(pid).children(recursive=True) if pid else ())
+            if "vllm.entrypoints.openai.api_server" in one.cmdline()
+        ]
+        if servers:
+            drawn.choice(servers).send_signal(signal.SIGKILL)
+            kills.append("server")
+
+
+def test_two_hundred_requests_with_twenty_kills(vllm: Platform, llama: str) -> None:
+    """Nothing is lost, repeated or changed, and the ledger is exact: streams and whole answers alike."""
+    _ready(vllm, llama)
+    drawn = random.Random(7)
+    prompts = [[drawn.randrange(60, 120) for _ in range(drawn.randrange(1, 40))] for _ in range(20)]
+    with _client(vllm) as client:
+        expected = [_ids(client, llama, prompt, 24) for prompt in prompts]
+    before = vllm.get("/admin/usage/report")["rows"]
+    stop, kills, wrong, done = threading.Event(), list[str](), list[str](), list[int]()
+    killer = threading.Thread(target=_kill_servers, args=(vllm, stop, 7, kills))
+    lock = threading.Lock()
+    left = [(number, number % len(prompts)) for number in range(200)]
+
+    def work() -> None:
+        with _client(vllm) as client:
+            while True:
+                with lock:
+                    if not left:
+                        return
+                    number, which = left.pop()
+                try:
+                    found = _one(client, llama, prompts[which], stream=number % 2 == 0)
+                except APIError as error:
+                    found = []
+                    wrong.append(f"{number}: {error}")
+                if found != expected[which]:
+                    wrong.append(f"{number}: {found} is not {expected[which]}")
+                done.append(number)
+                if len(kills) < 20:  # spread over the kills
+                    stop.wait(drawn.uniform(0.5, 2.0))
+
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    killer.start()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    stop.set()
+    killer.join()
+    print(f"{len(done)} requests, {len(kills)} kills, {kills.count('node')} of nodes")
+    assert not wrong and len(done) == 200 and len(kills) >= 15
+    after = vllm.get("/admin/usage/report")["rows"]
+    counts = [
+        next((row for row in rows if row["function"] == llama), {"requests": 0, "completion_tokens": 0})
+        for rows in (before, after)
+    ]
+    assert counts[1]["requests"] - counts[0]["requests"] == 200
+    assert counts[1]["completion_tokens"] - counts[0]["completion_tokens"] == 200 * 24
+    vllm.until(
+        "the ledger adds up", lambda: vllm.run("usage", "check", check=False).returncode == 0, timeout_s=120
+    )
+
+
+def _one(client: OpenAI, model: str, prompt: list[int], *, stream: bool) -> list[int]:
+    if not stream:
+        return _ids(client, model, prompt, 24)
+    ids: list[int] = []
+    for chunk in client.completions.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=24,
+        temperature=0,
+        stream=True,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    ):
+        ids += chunk.choices[0].token_ids or []  # type: ignore[attr-defined]
+    return ids
+
+
+def test_from_zero_the_native_engine_answers_and_vllm_takes_over(vllm: Platform, llama: str) -> None:
+    vllm.run("scale", llama, "--instances", "0")
+    vllm.until("it sleeps", lambda: not vllm.instances(llama))
+    times: list[float] = []
+    ids: list[int] = []
+    with _client(vllm) as client:
+        began = time.monotonic()
+        for chunk in client.completions.create(
+            model=llama,
+            prompt=[72, 101, 108, 108, 111],
+            max_tokens=1000,
+            temperature=0,
+            stream=True,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        ):
+            ids += chunk.choices[0].token_ids or []  # type: ignore[attr-defined]
+            times.append(time.monotonic() - began)
+        gaps = [after - before for before, after in pairwise(times)]
+        print(f"first token {times[0]:.2f} s, largest gap {max(gaps):.2f} s, in {times[-1]:.1f} s")
+        assert times[0] <= 1.5 and len(ids) == 1000
+        _ready(vllm, llama)
+        assert _ids(client, llama, [72, 101, 108, 108, 111], 1000) == ids
