@@ -44,6 +44,7 @@ def main(
         stream=sys.stderr,
         force=True,
     )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request to vLLM
     limit_loop_lag()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -63,7 +63,7 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
 
 
 @click.command("deploy")
-@click.argument("source", metavar="PATH|HUB_ID[@REVISION]")
+@click.argument("source", metavar="PATH|HUB_ID[@REVISION]|URL")
 @click.option(
     "--name", type=NAME, help="Name of the function.  [default: from function.yaml, else of the source]"
 )
@@ -142,9 +142,10 @@ def deploy_command(
 ) -> None:
     """Deploy a model or a handler as a function.
 
-    The source is a checkpoint folder, a Hugging Face hub id, a folder that `hypercast pack` wrote, or a
-    folder with a function.yaml. Returns when the image is stored and one node has it in memory. Deploying
-    to an existing name makes a new version, to which calls switch without a failed request.
+    The source is a checkpoint folder, a Hugging Face hub id, a URL (hf://, s3://, gs://, file://), a folder
+    that `hypercast pack` wrote, or a folder with a function.yaml. Returns when the image is stored and one
+    node has it in memory. Deploying to an existing name makes a new version, to which calls switch without a
+    failed request.
 
     What a key of the role `deployer` deploys belongs to its tenant and is private to it, unless it is shared;
     what an admin key deploys is the operator's and public. A redeploy keeps owner and sharing.
@@ -154,6 +155,7 @@ def deploy_command(
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy some-org/some-model --dtype bfloat16
       hypercast deploy some-org/some-model@v1.2
+      hypercast deploy s3://models/my-llama --name my-llama
       hypercast deploy some-org/some-model --engine vllm --engine-args '--max-model-len 8192'
       hypercast deploy ./my-llama --engine vllm --lora sql=./sql-adapter
       hypercast deploy functions/echo --share globex,initech

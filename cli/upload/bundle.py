@@ -122,7 +122,7 @@ def bundle_model(
     )
     return replace(
         bundle,
-        source=checkpoint.hub_id,
+        source=checkpoint.hub_id or checkpoint.url,
         revision=checkpoint.commit,
         engine=engine.kind,
         engine_args=engine.arguments,

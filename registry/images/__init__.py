@@ -14,6 +14,7 @@
 - `pack`: hashing of a planned image, and writing it to a folder
 - `page_cache`: the residency of a file in the page cache
 - `plan`: a virtual image over checkpoint files
+- `remote`: checkpoints in object stores and on hubs, read in place
 - `safetensors_file`: bounded readers of safetensors headers
 - `source`: the folder of a checkpoint, local or from a hub
 - `store`: the seam of blob stores, and `open_store`

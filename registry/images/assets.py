@@ -29,7 +29,7 @@ ASSET_PATTERNS = (
 
 def collect_assets(path: str | Path) -> dict[str, bytes]:
     """Return the assets of a checkpoint folder by relative name, sorted. Raises CheckpointError."""
-    folder = Path(path)
+    folder = Path(path) if isinstance(path, str) else path
     assets: dict[str, bytes] = {}
     for pattern in ASSET_PATTERNS:
         for file in folder.glob(pattern):

@@ -12,6 +12,7 @@ from registry.errors import CheckpointError
 from registry.images.architectures import Arrangement, arrange, read_config
 from registry.images.dtypes import FLOATS, convert, dominant_dtype
 from registry.images.layout import Layout, encode_header, lay_out
+from registry.images.remote import is_local, read_range
 from registry.images.safetensors_file import DTYPE_BYTES, SourceFile, SourceTensor, read_checkpoint
 from registry.records.engine import EngineKind
 
@@ -125,7 +126,14 @@ class _Files:
         for file in self._open.values():
             file.close()
 
-    def descriptor(self, source: SourceFile) -> int:
+    def read(self, source: SourceFile, offset: int, into: memoryview) -> None:
+        """Fill `into` with bytes of a file. Raises CheckpointError."""
+        if is_local(source.path):
+            _read_exactly(self._descriptor(source), source, offset, into)
+        else:
+            read_range(source.path, offset, into)
+
+    def _descriptor(self, source: SourceFile) -> int:
         file = self._open.get(source.path)
         if file is None:
             try:
@@ -141,10 +149,9 @@ class _Files:
 
 def _read_segment(segment: Segment, start: int, into: memoryview, files: _Files) -> None:
     """Fill `into` with the segment's bytes from image offset `start` on."""
-    descriptor = files.descriptor(segment.file)
     skip = start - segment.start
     if segment.stored == segment.dtype:
-        _read_exactly(descriptor, segment.file, segment.offset + skip, into)
+        files.read(segment.file, segment.offset + skip, into)
         return
     # Conversion is element by element, so a range of the image maps to a range of the file; its
     # ends may cut an element, hence whole elements are converted and the ends trimmed.
@@ -154,7 +161,7 @@ def _read_segment(segment: Segment, start: int, into: memoryview, files: _Files)
     filled = 0
     for element in range(first, last, CONVERT_ELEMENTS):
         raw = buffer[: min(CONVERT_ELEMENTS, last - element) * wide]
-        _read_exactly(descriptor, segment.file, segment.offset + element * wide, raw)
+        files.read(segment.file, segment.offset + element * wide, raw)
         done = convert(raw, segment.stored, segment.dtype)[max(0, skip - element * narrow) :]
         done = done[: len(into) - filled]
         into[filled : filled + len(done)] = done
@@ -177,7 +184,7 @@ def plan_checkpoint(
     path: str | Path, dtype: str = "auto", engine: EngineKind = EngineKind.NATIVE
 ) -> PackPlan:
     """Plan the image of a checkpoint folder: only headers are read, no weights. Raises CheckpointError."""
-    folder = Path(path)
+    folder = Path(path) if isinstance(path, str) else path
     if not folder.is_dir():
         raise CheckpointError(f"no such checkpoint folder: {folder}")
     config = read_config(folder)
@@ -245,8 +252,8 @@ def _equal(one: SourceTensor, other: SourceTensor) -> bool:
     with _Files() as files:
         for start in range(0, one.nbytes, CHUNK_BYTES):
             size = min(CHUNK_BYTES, one.nbytes - start)
-            _read_exactly(files.descriptor(one.file), one.file, one.offset + start, left[:size])
-            _read_exactly(files.descriptor(other.file), other.file, other.offset + start, right[:size])
+            files.read(one.file, one.offset + start, left[:size])
+            files.read(other.file, other.offset + start, right[:size])
             if left[:size] != right[:size]:
                 return False
     return True

@@ -4,11 +4,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import BinaryIO
 
 from registry.errors import CheckpointError
+from registry.images.remote import REMOTE_BLOCK_BYTES, is_local, reading
 
 MAX_HEADER_BYTES = 100_000_000
 # A parsed header takes up to twenty times its length, so it may be only this fraction of its file.
@@ -61,10 +64,8 @@ class SourceTensor:
 
 def read_checkpoint(folder: Path) -> dict[str, SourceTensor]:
     """Return the tensors of a checkpoint folder by name. Raises CheckpointError naming file and tensor."""
-    try:
+    with reading(folder):
         names = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"cannot read the checkpoint folder {folder}: {error.strerror}") from error
     # The order in which transformers looks.
     if SINGLE_FILE in names:
         return read_header(folder / SINGLE_FILE)
@@ -88,12 +89,30 @@ def read_checkpoint(folder: Path) -> dict[str, SourceTensor]:
     raise CheckpointError(f"{folder} has no safetensors file")
 
 
-def read_header(path: Path) -> dict[str, SourceTensor]:
-    """Return the tensors of one safetensors file by name, with every rule of the format checked."""
-    try:
+@contextmanager
+def open_source(path: Path) -> Iterator[tuple[BinaryIO, SourceFile]]:
+    """Open a file, of this machine or of a store, and describe it as it is now. Raises OSError."""
+    if is_local(path):
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            source = SourceFile(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
+            yield file, SourceFile(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
+        return
+    status = path.stat()
+    with path.open("rb", block_size=REMOTE_BLOCK_BYTES) as remote:
+        yield remote, SourceFile(path=path, size=status.st_size, mtime_ns=_changed_ns(status))
+
+
+def _changed_ns(status: os.stat_result) -> int:
+    try:
+        return int(status.st_mtime * 1e9)
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return 0  # the store does not say: a commit does not change
+
+
+def read_header(path: Path) -> dict[str, SourceTensor]:
+    """Return the tensors of one safetensors file by name, with every rule of the format checked."""
+    with reading(path):
+        with open_source(path) as (file, source):
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise CheckpointError(
@@ -113,8 +132,6 @@ def read_header(path: Path) -> dict[str, SourceTensor]:
                     f"{path.name} is corrupt: {length} of its {source.size} bytes are its header"
                 )
             raw = file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     header = _parse_json(raw, f"the header of {path.name}")
     header.pop("__metadata__", None)
     data_start = 8 + length
@@ -216,13 +233,10 @@ def load_json_object(path: Path, limit: int) -> dict[str, object]:
 
 def read_bounded(path: Path, limit: int) -> bytes:
     """Return a file of at most `limit` bytes. Raises CheckpointError."""
-    try:
-        with open(path, "rb") as file:
+    with reading(path):
+        with open_source(path) as (file, source):
             # The size first: read(n) allocates n bytes, however short the file is.
-            size = os.fstat(file.fileno()).st_size
-            raw = file.read(min(size, limit) + 1)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+            raw = file.read(min(source.size, limit) + 1)
     if len(raw) > limit:
         raise CheckpointError(f"{path} is too large: more than {limit} bytes")
     return raw

@@ -4,10 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from registry.errors import CheckpointError
+from registry.images.remote import open_folder, reading, url_of
 
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]
 _HUB_NAME = re.compile(
@@ -19,15 +20,21 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint's folder. From a hub also its id there, and the commit that the folder is of."""
+    """A checkpoint's folder. From a hub also its id there, and the commit that the folder is of.
+
+    From a store `url` is its address; `folder` then behaves as a path, and is none of this machine.
+    """
 
     folder: Path
     hub_id: str = ""
     commit: str = ""
+    url: str = ""
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder of that name; None for a hub id. Raises CheckpointError for neither."""
+    """Return the folder of that name; None for a hub id or a URL. Raises CheckpointError for neither."""
+    if url_of(name) is not None:
+        return None
     folder = Path(name).expanduser()
     if folder.is_dir() and name:
         return folder
@@ -51,11 +58,13 @@ def at_revision(name: str, revision: str | None) -> str:
 
 
 def checkpoint_from(path_or_hub_name: str | Path) -> Checkpoint:
-    """Return a checkpoint; `ID` or `ID@REVISION` of the hub is downloaded. Raises CheckpointError.
+    """Return a checkpoint; `ID` or `ID@REVISION` of the hub is downloaded, a URL is read in place.
 
-    A branch or tag is resolved to its commit once, and all files are of that commit.
+    A branch or tag is resolved to its commit once, and all files are of that commit. Raises CheckpointError.
     """
     name = str(path_or_hub_name)
+    if (url := url_of(name)) is not None:
+        return _hub_url(name, url[1]) if url[0] == "hf" else _store_url(name, *url)
     folder = local_folder(name)
     if folder is not None:
         return Checkpoint(folder=folder)
@@ -79,3 +88,24 @@ def checkpoint_from(path_or_hub_name: str | Path) -> Checkpoint:
     if not _COMMIT.fullmatch(folder.name):
         raise CheckpointError(f"{name!r}: the hub named no commit, so that its files cannot be pinned")
     return Checkpoint(folder=folder, hub_id=found["id"], commit=folder.name)
+
+
+def _hub_url(name: str, rest: str) -> Checkpoint:
+    """Return a commit of a hub's repository, of which nothing is downloaded. Raises CheckpointError."""
+    found = _HUB_NAME.fullmatch(rest.removeprefix("models/"))
+    if found is None:
+        raise CheckpointError(f"{name} is not hf://ORG/NAME[@REVISION]")
+    with reading(name):
+        commit = HfApi().model_info(found["id"], revision=found["revision"]).sha
+    if commit is None or not _COMMIT.fullmatch(commit):
+        raise CheckpointError(f"{name}: the hub named no commit, so that its files cannot be pinned")
+    return Checkpoint(folder=open_folder("hf", f"{found['id']}@{commit}"), hub_id=found["id"], commit=commit)
+
+
+def _store_url(name: str, scheme: str, rest: str) -> Checkpoint:
+    folder = open_folder(scheme, rest)
+    with reading(name):
+        there = (folder / "config.json").is_file()
+    if not there:
+        raise CheckpointError(f"{name} has no config.json, or does not exist")
+    return Checkpoint(folder=folder, url=name)

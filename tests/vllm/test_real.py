@@ -96,6 +96,10 @@ def _quantize(folder: Path) -> None:
         scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-8) / 127
         tensors[name] = (weight / scale).round().clamp(-128, 127).to(torch.int8)
         tensors[name.removesuffix("weight") + "weight_scale"] = scale.to(torch.float32)
+    tensors = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() and "scale" not in name else tensor
+        for name, tensor in tensors.items()
+    }  # its kernels take no float32
     save_file(tensors, path, metadata={"format": "pt"})
     scheme = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {

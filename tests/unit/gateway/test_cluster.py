@@ -183,7 +183,9 @@ async def test_a_model_is_refused_if_no_node_has_an_engine_for_it() -> None:
         await control.check_model(version)
         for node in cluster.nodes.values():
             node.refusals[version.image] = "the checkpoint lacks lm_head.weight"
-        with pytest.raises(DispatchError, match=r"^the checkpoint lacks lm_head\.weight; or deploy it with --engine vllm$") as caught:
+        with pytest.raises(
+            DispatchError, match=r"^the checkpoint lacks lm_head\.weight; or deploy it with --engine vllm$"
+        ) as caught:
             await control.check_model(version)
         assert (caught.value.code, caught.value.status) == ("unsupported_model", 422)
         await control.check_model(make_version(image=None))

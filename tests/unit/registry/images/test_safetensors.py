@@ -187,5 +187,5 @@ def test_folders_without_one_model_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors").write_bytes(GOOD)
     with pytest.raises(CheckpointError, match="2 safetensors files"):
         read_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot read the checkpoint folder"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*none"):
         read_checkpoint(tmp_path / "none")
