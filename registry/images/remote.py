@@ -8,9 +8,9 @@ file:///FOLDER             a local folder
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import unquote
 
 from registry.errors import CheckpointError
@@ -71,6 +71,11 @@ def open_folder(scheme: str, rest: str) -> Path:
 
     with reading(f"{scheme}://{rest}"):
         return cast(Path, UPath(f"{scheme}://{rest}"))
+
+
+def open_remote(path: Any) -> AbstractContextManager[BinaryIO]:
+    """Open a remote file for reading from its start."""
+    return cast(AbstractContextManager[BinaryIO], path.open("rb", block_size=REMOTE_BLOCK_BYTES))
 
 
 def read_range(path: Any, offset: int, into: memoryview) -> None:

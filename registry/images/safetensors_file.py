@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
 from registry.errors import CheckpointError
-from registry.images.remote import REMOTE_BLOCK_BYTES, is_local, reading
+from registry.images.remote import is_local, open_remote, reading
 
 MAX_HEADER_BYTES = 100_000_000
 # A parsed header takes up to twenty times its length, so it may be only this fraction of its file.
@@ -98,7 +98,7 @@ def open_source(path: Path) -> Iterator[tuple[BinaryIO, SourceFile]]:
             yield file, SourceFile(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
         return
     status = path.stat()
-    with path.open("rb", block_size=REMOTE_BLOCK_BYTES) as remote:
+    with open_remote(path) as remote:
         yield remote, SourceFile(path=path, size=status.st_size, mtime_ns=_changed_ns(status))
 
 
