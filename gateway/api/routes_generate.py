@@ -17,9 +17,9 @@ from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.forwarded_reply import ForwardedReply
 from gateway.requests.forwarding import forwarded_body, runs_by_tokens, sampling_defaults, with_defaults
-from gateway.requests.generation import GenerationChoice, make_sampling, stop_strings
+from gateway.requests.generation import GenerationChoice, bad_word_ids, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
-from gateway.requests.grammar import TextGrammar, requested_grammar
+from gateway.requests.grammar import TextGrammar, TextRules, requested_grammar
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import wrong_task
 from gateway.schemas.openai import (
@@ -157,7 +157,7 @@ class GenerateRoutes:
             max_tokens=payload.max_tokens,
             default_tokens=_COMPLETION_DEFAULT_TOKENS,
             logprobs=payload.logprobs,
-            grammar=await _grammar(payload, version, assets),
+            rules=await _rules(payload, version, assets),
         )
         if payload.echo:
             texts = await asyncio.to_thread(_texts, given, assets)
@@ -185,8 +185,10 @@ class GenerateRoutes:
             max_tokens=payload.max_completion_tokens or payload.max_tokens,
             default_tokens=None,
             logprobs=logprobs,
-            grammar=await _grammar(payload, version, assets),
+            rules=await _rules(payload, version, assets),
         )
+        if tools:
+            choices = [_with_tools(choice, tools, assets) for choice in choices]
         options = self._options("chatcmpl", context, assets, payload, logprobs)
         return self._reply(context, version, assets, choices, ChatFormat(options), payload)
 
@@ -216,7 +218,7 @@ class GenerateRoutes:
         max_tokens: int | None,
         default_tokens: int | None,
         logprobs: int | None,
-        grammar: TextGrammar | None,
+        rules: TextRules,
     ) -> list[GenerationChoice]:
         each = payload.n or 1
         choices: list[GenerationChoice] = []
@@ -234,7 +236,12 @@ class GenerateRoutes:
             for _ in range(each):
                 index = len(choices)
                 sampling = make_sampling(
-                    payload, assets, max_tokens=budget, logprobs=logprobs, index=index, grammar=grammar
+                    payload,
+                    assets,
+                    max_tokens=budget,
+                    logprobs=logprobs,
+                    index=index,
+                    rules=rules,
                 )
                 choices.append(
                     GenerationChoice(
@@ -300,6 +307,25 @@ async def _grammar(
     if payload.ignore_eos:
         raise BadRequest("ignore_eos and a grammar exclude each other: it ends the text", param="ignore_eos")
     return TextGrammar(grammar=grammar, tokenizer=version.assets["tokenizer.json"])
+
+
+async def _rules(payload: GenerateFields, version: FunctionVersion, assets: ModelAssets) -> TextRules:
+    """Return what the request's text must and must not have. Raises BadRequest."""
+    grammar = await _grammar(payload, version, assets)
+    if not payload.bad_words:
+        return TextRules(grammar=grammar)
+    if assets.tokenizer is None:
+        raise BadRequest("bad_words need a function with a tokenizer", param="bad_words")
+    words = await asyncio.to_thread(bad_word_ids, payload.bad_words, assets.tokenizer)
+    return TextRules(grammar=grammar, bad_words=words)
+
+
+def _with_tools(choice: GenerationChoice, tools: Sequence[Object], assets: ModelAssets) -> GenerationChoice:
+    """Return the choice with the tools of which its text may have calls."""
+    template = assets.tool_template or assets.template
+    functions = [tool.get("function") for tool in tools]
+    names = [one["name"] for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    return replace(choice, tools=frozenset(names), tool_form=None if template is None else template.tool_form)
 
 
 def _texts(prompts: Sequence[Prompt], assets: ModelAssets) -> list[str]:

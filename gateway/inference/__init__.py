@@ -5,5 +5,6 @@
 - `detokenize`: tokens to text, stop strings
 - `images`: images in requests
 - `preprocess`: the steps of Hugging Face image processors
+- `tool_calls`: tool calls in generated text
 - `tokenization`: prompts to token ids
 """

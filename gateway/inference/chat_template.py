@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.core.errors import BadRequest
+from gateway.inference.tool_calls import tool_form
 
 # For models without a template: one line a message, then the assistant's turn.
 DEFAULT_TEMPLATE = (
@@ -75,6 +76,7 @@ class ChatTemplate:
         environment = _environment()
         self._template = environment.from_string(source)
         self._special = dict(special_tokens)
+        self.tool_form = tool_form(source)
         variables = meta.find_undeclared_variables(environment.parse(source))
         self.takes_tools = "tools" in variables
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.http.pieces import TimeSlice, join_arrays
+from gateway.inference.tool_calls import ToolCall
 from gateway.requests.generation import ChoiceDelta, ChoiceResult
 from registry.messages.sampling import TokenLogprob
 
@@ -77,7 +78,7 @@ class ReplyFormat(ABC):
 
         The `first` token has a chunk even while its text is a part of a character.
         """
-        if self._is_plain:
+        if self._is_plain and not delta.calls:
             if not (delta.text or (first and not delta.finish_reason)):
                 return None
             before, after = self._around.get(delta.index) or self._encode_around(delta.index)
@@ -85,6 +86,7 @@ class ReplyFormat(ABC):
         shown = (
             (first and not delta.finish_reason)
             or delta.text
+            or delta.calls
             or (self._options.token_ids and delta.token_ids)
             or (self._options.logprobs is not None and delta.logprobs)
         )
@@ -210,7 +212,7 @@ class ChatFormat(ReplyFormat):
     def _whole_choice(self, index: int, outcome: ChoiceResult) -> Json:
         choice: Json = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(outcome.text), "refusal": None},
+            "message": _message(outcome),
             "logprobs": None,
             "finish_reason": outcome.finish_reason,
         }
@@ -219,7 +221,7 @@ class ChatFormat(ReplyFormat):
     def _delta_choice(self, delta: ChoiceDelta) -> Json:
         choice: Json = {
             "index": delta.index,
-            "delta": {"content": delta.text},
+            "delta": _chat_delta(delta),
             "logprobs": self._logprobs(delta.index, delta.logprobs),
             "finish_reason": None,
         }
@@ -243,3 +245,24 @@ class ChatFormat(ReplyFormat):
     def _entry(self, token: int, logprob: float) -> Json:
         text = self._token_text(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _message(outcome: ChoiceResult) -> Json:
+    text = "".join(outcome.text)
+    message: Json = {"role": "assistant", "content": text, "refusal": None}
+    if outcome.calls:
+        message |= {"content": text or None, "tool_calls": [_call(call) for call in outcome.calls]}
+    return message
+
+
+def _chat_delta(delta: ChoiceDelta) -> Json:
+    if not delta.calls:
+        return {"content": delta.text}
+    numbered = enumerate(delta.calls, delta.first_call)
+    calls = [{"index": number} | _call(call) for number, call in numbered]
+    return ({"content": delta.text} if delta.text else {}) | {"tool_calls": calls}
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -5,14 +5,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from tokenizers import Tokenizer
 
 from gateway.core.contract import Assigned, DispatchError, WaitStage
 from gateway.core.errors import BadRequest
 from gateway.core.open_call import OpenCall
 from gateway.inference.assets import ModelAssets
 from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
+from gateway.inference.tool_calls import ToolCall, ToolForm, ToolReader
 from gateway.requests.billed_request import BilledRequest
-from gateway.requests.grammar import TextGrammar
+from gateway.requests.grammar import NO_RULES, TextRules
 from gateway.schemas.openai import GenerateFields
 from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.messages.sampling import Sampling, TokenLogprob
@@ -24,7 +26,7 @@ _SEEDS = 2**63
 class GenerationChoice:
     """One completion to generate. `stops` are strings; stop token ids are in `sampling`.
 
-    Its text begins with `echo`.
+    Its text begins with `echo`; calls of `tools` are read from it, if their form is known.
     """
 
     index: int
@@ -32,6 +34,8 @@ class GenerationChoice:
     sampling: Sampling
     stops: tuple[str, ...]
     echo: str = ""
+    tools: frozenset[str] = frozenset()
+    tool_form: ToolForm | None = None
 
 
 class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -42,6 +46,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
     finish_reason: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    first_call: int = 0  # the number of calls before them
 
 
 @dataclass(slots=True)
@@ -52,12 +58,14 @@ class ChoiceResult:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, TokenLogprob]] = field(default_factory=list)
     finish_reason: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, delta: ChoiceDelta) -> None:
         """Append a delta."""
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.calls += delta.calls
         self.finish_reason = delta.finish_reason or self.finish_reason
 
 
@@ -77,7 +85,7 @@ def make_sampling(
     max_tokens: int,
     logprobs: int | None,
     index: int,
-    grammar: TextGrammar | None = None,
+    rules: TextRules = NO_RULES,
 ) -> Sampling:
     """Return the sampling of choice `index`; choices of one seed differ, and are reproducible."""
     seed = secrets.randbits(63) if request.seed is None else (request.seed + index) % _SEEDS
@@ -99,9 +107,29 @@ def make_sampling(
         min_tokens=_min_tokens(request.min_tokens or 0, max_tokens),
         logit_bias=_logit_bias(request.logit_bias or {}),
         allowed_token_ids=tuple(request.allowed_token_ids or ()),
-        grammar="" if grammar is None else grammar.grammar,
-        tokenizer="" if grammar is None else grammar.tokenizer,
+        bad_words=rules.bad_words,
+        grammar="" if rules.grammar is None else rules.grammar.grammar,
+        tokenizer="" if rules.grammar is None else rules.grammar.tokenizer,
     )
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of words that must not occur, at the start of a text and within it.
+
+    Within a text a word may begin with a token of its own, which includes the space. Raises BadRequest.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        bare, spaced = (
+            tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+            for text in (word.lstrip(), " " + word.lstrip())
+        )
+        if not bare:
+            raise BadRequest(f"the bad word {word[:80]!r} has no token", param="bad_words")
+        found.append(bare)
+        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
+            found.append(spaced)
+    return tuple(found)
 
 
 def _min_tokens(least: int, most: int) -> int:
@@ -180,6 +208,8 @@ class _DeltaMaker:
         self._stops = stops
         self._hidden = frozenset(sampling.ending_token_ids)
         self._echo = choice.echo
+        self._tools = None if choice.tool_form is None else ToolReader(choice.tool_form, choice.tools)
+        self._calls = 0
         self._unstoppable = sampling.min_tokens  # stop strings do not count within so many tokens
 
     @property
@@ -198,12 +228,23 @@ class _DeltaMaker:
             if not self.stopped:
                 text += self._stops.finish()
         text, self._echo = self._echo + text, ""
+        calls, before = list[ToolCall](), self._calls
+        reason = "stop" if self.stopped else reason
+        if self._tools is not None:
+            text, calls = self._tools.feed(text)
+            if reason:
+                rest, more = self._tools.finish()
+                text, calls = text + rest, calls + more
+            self._calls += len(calls)
+            reason = "tool_calls" if reason == "stop" and self._calls else reason
         return ChoiceDelta(
             index=self._index,
             text=text,
+            calls=tuple(calls),
+            first_call=before,
             token_ids=tokens.ids,
             logprobs=tuple(zip(tokens.ids, tokens.logprobs, strict=False)) if tokens.logprobs else (),
-            finish_reason="stop" if self.stopped else reason,
+            finish_reason=reason,
         )
 
     def _until_stop(self, ids: Sequence[int]) -> str:

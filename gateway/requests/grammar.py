@@ -25,6 +25,17 @@ class TextGrammar:
     tokenizer: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """What a text must and must not have; `bad_words` as token ids."""
+
+    grammar: TextGrammar | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+NO_RULES = TextRules()
+
+
 def requested_grammar(request: GenerateFields) -> str:
     """Return the grammar of the request's text, checked, "" for none. It may take long. Raises BadRequest."""
     found = [

@@ -65,6 +65,7 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[dict[ShortWords, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1024)] | None = None
+    bad_words: Annotated[list[StopText], Meta(max_length=64)] | None = None
     user: ShortWords | None = None
     response_format: Object | None = None
     structured_outputs: Object | None = None
@@ -74,7 +75,6 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: Any = None
     # Fields of vLLM and OpenAI that are not implemented: see `refuse_unsupported`.
     add_special_tokens: bool | None = None
-    bad_words: Any = None
     echo: bool | None = None
     include_stop_str_in_output: bool | None = None
     logits_processors: Any = None
@@ -189,7 +189,6 @@ _UNSUPPORTED: Mapping[str, object] = {
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens", "add_generation_prompt"), True),
     **dict.fromkeys(("prompt_embeds", "prompt_logprobs", "truncate_prompt_tokens"), None),
     **dict.fromkeys(("audio", "chat_template", "mm_processor_kwargs", "web_search_options"), None),
-    "bad_words": [],
     "documents": [],
     "functions": [],
     "logits_processors": [],

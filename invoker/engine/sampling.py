@@ -124,6 +124,11 @@ def _change(logits: torch.Tensor, draw: SamplingRow) -> None:
         kept = logits[allowed]
         logits.fill_(float("-inf"))
         logits[allowed] = kept
+    if sampling.bad_words:
+        made = tuple(draw.tokens[len(draw.tokens) - draw.generated :])
+        for *before, last in sampling.bad_words:
+            if last < len(logits) and made[len(made) - len(before) :] == tuple(before):
+                logits[last] = float("-inf")
     if sampling.logit_bias:
         biased, values = zip(*sampling.logit_bias, strict=True)
         logits.index_add_(0, ids(biased), torch.tensor(values, dtype=logits.dtype, device=logits.device))

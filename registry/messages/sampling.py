@@ -9,9 +9,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A sample depends on (`seed`, position) and the tokens so far alone, so that the sequence continues
     identically on another node. `logprobs`: None, or the number of alternatives. The other parameters are as
     in vLLM: penalties count the tokens so far (frequency and presence those generated), `logit_bias` are
-    pairs of token id and what its logit gets, only `allowed_token_ids` are sampled (empty: all), and no
-    token that ends the sequence within its first `min_tokens`. The text follows `grammar` (llguidance's;
-    empty: any), for which the node needs the tokenizer.json of the digest `tokenizer`.
+    pairs of token id and what its logit gets, only `allowed_token_ids` are sampled (empty: all), no token
+    that ends the sequence within its first `min_tokens`, and none that completes one of `bad_words` (token
+    ids). The text follows `grammar` (llguidance's; empty: any), for which the node needs the tokenizer.json
+    of the digest `tokenizer`.
     """
 
     max_tokens: int
@@ -30,6 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_tokens: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""
     tokenizer: str = ""
 
@@ -37,7 +39,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def counts_tokens(self) -> bool:
         """Whether a sample depends on which tokens there are so far."""
         penalties = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1
-        return bool(penalties or self.grammar)
+        return bool(penalties or self.grammar or self.bad_words)
 
     @property
     def changes_logits(self) -> bool:

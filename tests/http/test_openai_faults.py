@@ -12,7 +12,7 @@ from gateway.core.settings import StreamSettings
 from gateway.fakes.dispatcher import HOT, repeat_prompt
 from registry.errors import StateUnavailable
 from registry.memory.ledger import MemoryLedger
-from registry.messages.node import RequestUsage, Tokens
+from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.records.function import FunctionTask
 from registry.records.usage import RequestRecord, RequestStatus
 from registry.state import UsageFilter
@@ -226,8 +226,26 @@ async def test_echo_puts_the_prompt_first(prompt: str | list[int] | list[str]) -
             await create(model="coder", prompt=prompt, max_tokens=3, echo=True, logprobs=1)
 
 
+async def test_bad_words_are_token_ids_at_the_node() -> None:
+    async with gateway() as gw, gw.openai() as client:
+        tokenizer = byte_tokenizer()
+        await gw.add_function("coder", tokenizer=tokenizer)
+        await client.completions.create(
+            model="coder", prompt="x", max_tokens=1, extra_body={"bad_words": ["he", " x"]}
+        )
+        (work,) = gw.dispatcher.works()
+        assert isinstance(work, Generate)
+        he, x, spaced = (tuple(tokenizer.encode(word).ids) for word in ("he", "x", " x"))
+        assert work.sampling.bad_words[:2] == (he, x) and len(spaced) == 2
+        await gw.add_function("bare")
+        with pytest.raises(openai.BadRequestError, match="bad_words need a function with a tokenizer"):
+            await client.completions.create(
+                model="bare", prompt=[1], max_tokens=1, extra_body={"bad_words": ["a"]}
+            )
+
+
 async def test_fields_that_are_not_implemented_are_refused_unless_without_effect() -> None:
-    refused = {"bad_words": ["a"], "include_stop_str_in_output": True, "skip_special_tokens": False}
+    refused = {"include_stop_str_in_output": True, "skip_special_tokens": False}
     refused |= {"prompt_logprobs": 0, "truncate_prompt_tokens": 3, "use_beam_search": True}
     refused |= {"structured_outputs": {"structural_tag": "x"}, "response_format": {"type": "structural_tag"}}
     of_chat = {"chat_template": "x", "add_generation_prompt": False, "modalities": ["audio"]}

@@ -32,6 +32,7 @@ WEATHER = {
     "type": "function",
     "function": {
         "name": "weather",
+        "strict": True,
         "parameters": {
             "type": "object",
             "properties": {"city": {"enum": ["Rome", "Oslo"]}},
@@ -177,7 +178,8 @@ def test_tools_schemas_logprobs_and_usage(vllm: Platform, llama: str) -> None:
             tool_choice={"type": "function", "function": {"name": "weather"}},
             max_tokens=64,
         )
-        (call,) = called.choices[0].message.tool_calls or ()
+        assert called.choices[0].message.tool_calls, called
+        (call,) = called.choices[0].message.tool_calls
         assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")  # type: ignore[union-attr]
         schema = WEATHER["function"]["parameters"]  # type: ignore[index]
         shaped = client.chat.completions.create(

@@ -190,6 +190,16 @@ def test_biases_allowed_tokens_and_a_least_number() -> None:
     assert _greedy(logits, [1], 0, **ends, ignore_eos=True) == 29  # an end that is no end
 
 
+def test_words_that_must_not_occur() -> None:
+    logits = torch.arange(VOCABULARY, dtype=torch.float32)
+    assert _greedy(logits, [1], 0, bad_words=((29,), (28,))) == 27
+    words = {"bad_words": ((5, 6, 29), (7, 28), (VOCABULARY + 5,))}
+    assert _greedy(logits, [1, 5, 6], 2, **words) == 28
+    assert _greedy(logits, [1, 5, 6], 1, **words) == 29  # of the word a part is of the prompt
+    assert _greedy(logits, [1, 7], 1, **words) == 29
+    assert _greedy(logits, [7, 29, 7], 1, bad_words=((7, 29),)) == 28
+
+
 def test_logprobs_are_those_of_the_model() -> None:
     logits = torch.arange(VOCABULARY, dtype=torch.float32)
     sampling = Sampling(max_tokens=1, temperature=0.0, logprobs=1, logit_bias=((3, 100.0),))
