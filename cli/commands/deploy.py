@@ -34,11 +34,11 @@ from cli.upload.bundle import (
 )
 from cli.upload.packed import is_packed
 from cli.values import human_bytes
-from registry.config.adapters import read_adapters
 from registry.config.emulation import is_emulated
 from registry.config.engine_args import check_vllm_args, split_engine_args
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
 from registry.errors import ImageError, InvalidRecord
+from registry.images.adapters import read_adapters
 from registry.images.plan import image_chunks
 from registry.images.source import at_revision, local_folder
 from registry.records.engine import EngineKind

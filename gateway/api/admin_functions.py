@@ -20,11 +20,11 @@ from gateway.requests.services import Services
 from gateway.schemas.admin import AccessPatch, CreatedFunction, CreateFunction, PatchFunction, RollbackRequest
 from gateway.schemas.answers import DeletedFunction, FunctionList, FunctionView
 from gateway.tenants.access import may_read, name_taken, planned_access
-from registry.config.adapters import adapters_of, check_adapters
 from registry.config.engine_args import check_vllm_args
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
 from registry.config.handler_spec import HandlerSpec
 from registry.errors import Conflict, InvalidRecord, NotFound
+from registry.images.adapters import adapters_of, check_adapters
 from registry.images.architectures import context_length_of
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import default_blocks

@@ -31,7 +31,7 @@ from gateway.schemas.openai import (
     refuse_misspelt,
     refuse_unsupported,
 )
-from registry.config.adapters import adapters_of, split_adapter
+from registry.images.adapters import adapters_of, split_adapter
 from registry.messages.forward import ForwardPath
 from registry.records.api_key import ApiKey
 from registry.records.engine import EngineKind

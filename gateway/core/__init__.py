@@ -7,6 +7,7 @@
 - `fixed_plan`: a cast planner forced by a flag
 - `ids`: request and call ids
 - `open_call`: a call in progress, under its deadlines
+- `prefix`: the beginning that prompts share
 - `request_context`: the context of one HTTP request
 - `rights`: what the roles of keys may do
 - `settings`: flags of the gateway process

@@ -65,13 +65,17 @@ Work = Generate | Compute | InvokeHandler | ForwardRequest
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a function version; `work.instance_id` is "" until the dispatcher sets it."""
+    """One call of a function version; `work.instance_id` is "" until the dispatcher sets it.
+
+    Calls of one `prefix` go to the same instance while its load allows; 0 for any.
+    """
 
     request_id: str
     tenant: str
     version: FunctionVersion
     work: Work
     deadlines: Deadlines = Deadlines()
+    prefix: int = 0
 
 
 class WaitStage(msgspec.Struct, frozen=True, kw_only=True):

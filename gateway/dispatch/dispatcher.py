@@ -206,9 +206,11 @@ class CallDispatcher:
         paced = self._paced(queued)
         instance: Replica | None
         if paced is None:
-            instance = self.slots.choose_ready(ready, self._rng, queued.arrived_s)
+            instance = self.slots.choose_ready(ready, self._rng, queued.arrived_s, queued.prefix)
         else:
-            instance = self.slots.choose(ready, self._rng, queued.arrived_s, paced=paced).instance
+            instance = self.slots.choose(
+                ready, self._rng, queued.arrived_s, paced=paced, prefix=queued.prefix
+            ).instance
         if instance is None:
             return False
         self.slots.acquire(instance.instance_id, queued.cost, queued.tokens)
@@ -244,7 +246,13 @@ class CallDispatcher:
             over_commit = following.batches and queue.held.is_below_share(following.tenant, slots)
             paced = self._paced(following)
             choice = self.slots.choose(
-                ready, self._rng, now, over_commit=over_commit, cost=following.cost, paced=paced
+                ready,
+                self._rng,
+                now,
+                over_commit=over_commit,
+                cost=following.cost,
+                paced=paced,
+                prefix=following.prefix,
             )
             if choice.instance is None:
                 if choice.next_at is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.cluster.replicas import PipelineReplica, Replica, serving_rates, slots_key_of
+from gateway.core.prefix import rank
 from gateway.dispatch.targets import RequestTarget, choose_target
 from registry.records.instance import InstanceRecord
 
@@ -21,6 +22,7 @@ _MAX_FRESH = 2
 # Prompt tokens of calls without a first token on a paced instance: what its next few steps run. All others
 # wait at the gateway, from where they can also go to an instance that becomes ready meanwhile.
 _MAX_FRESH_TOKENS = 1024
+_PREFIX_BOUND = 1.25  # times the average calls of an instance
 DEFAULT_CONCURRENCY = 8  # of a replica that reports no limit
 
 
@@ -157,11 +159,11 @@ class ReplicaSlots:
         return isinstance(server, PipelineReplica) or self._backlog_room(server) > 0
 
     def choose_ready(
-        self, ready: Sequence[InstanceRecord], rng: random.Random, now: float
+        self, ready: Sequence[InstanceRecord], rng: random.Random, now: float, prefix: int = 0
     ) -> InstanceRecord | None:
         """Return the least loaded of instances beside which no pipeline serves; None if all are full."""
         if len(ready) > 1 or self._full_until:
-            chosen = self.choose(ready, rng, now).instance
+            chosen = self.choose(ready, rng, now, prefix=prefix).instance
             return chosen if isinstance(chosen, InstanceRecord) else None
         (only,) = ready
         return only if self._loads.get(only.instance_id, _NO_LOAD).calls < concurrency_of(only) else None
@@ -175,8 +177,12 @@ class ReplicaSlots:
         over_commit: bool = False,
         cost: int = 1,
         paced: CallTokens | None = None,
+        prefix: int = 0,
     ) -> ReplicaChoice:
         """Return a replica with a free slot; with `over_commit` beyond its limit, if need be.
+
+        Calls of one `prefix` go to one instance while it has few more calls than the others have on average
+        (consistent hashing with bounded loads, Mirrokni et al. 2016).
 
         `cost` is the call's cost in tokens; ties are broken by `rng`. Beside pipelines an instance also gets
         no more than keep it busy: it prefills its calls one by one, and a pipeline or a node that has become
@@ -200,7 +206,18 @@ class ReplicaSlots:
                 able.append(server)
         if any(isinstance(server, PipelineReplica) for server in able):
             return ReplicaChoice(instance=self._soonest(able, cost), next_at=next_at)
-        return ReplicaChoice(instance=self._least_loaded(able, rng, paced is not None), next_at=next_at)
+        chosen = self._by_prefix(able, prefix) if prefix else None
+        if chosen is None:
+            chosen = self._least_loaded(able, rng, paced is not None)
+        return ReplicaChoice(instance=chosen, next_at=next_at)
+
+    def _by_prefix(self, able: Sequence[Replica], prefix: int) -> Replica | None:
+        """Return the instance that has the prefix, None if it is too loaded."""
+        if not able:
+            return None
+        chosen = max(able, key=lambda server: rank(prefix, server.instance_id))
+        calls = sum(self._load(server).calls for server in able)
+        return chosen if self._load(chosen).calls <= _PREFIX_BOUND * (calls + 1) / len(able) else None
 
     def _least_loaded(self, able: Sequence[Replica], rng: random.Random, by_prompts: bool) -> Replica | None:
         best: list[Replica] = []

@@ -86,7 +86,7 @@ class BilledRequest:
             for run in self.runs
         )
 
-    def run(self, work: Work) -> OpenCall:
+    def run(self, work: Work, prefix: int = 0) -> OpenCall:
         """Return a further call of this request, to be entered by the caller."""
         call = FunctionCall(
             request_id=work.request_id,
@@ -94,6 +94,7 @@ class BilledRequest:
             version=self.version,
             work=work,
             deadlines=self._services.settings.deadlines,
+            prefix=prefix,
         )
         run = self._services.dispatcher.run(call)
         self.runs.append(run)

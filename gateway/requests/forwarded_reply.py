@@ -7,13 +7,14 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.contract import Assigned, DispatchError, WaitStage
 from gateway.core.errors import ApiError, BadRequest
+from gateway.core.prefix import prefix_of_text
 from gateway.core.request_context import RequestContext
 from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
 from gateway.http.sse import DONE, EventStream, encode_event
 from gateway.requests.billed_request import BilledRequest
-from gateway.requests.forwarding import bound_of
+from gateway.requests.forwarding import bound_of, prompt_start
 from gateway.requests.generation_reply import StageReporter, fail_stream
 from gateway.requests.services import Services
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath, ForwardRequest
@@ -43,6 +44,7 @@ class ForwardedReply:
         self._path = path
         self._body = body
         self._streams = streams
+        self._start = prompt_start(body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings = self._services.settings.streams
@@ -71,7 +73,8 @@ class ForwardedReply:
         work = ForwardRequest(request_id=job.next_call_id(), instance_id="", path=self._path, body=self._body)
         head: ForwardedHead | None = None
         rest, delivered = b"", 0
-        async with job.run(work) as run:
+        tenant, version = self._context.caller.tenant, self._version.version
+        async with job.run(work, prefix_of_text(tenant, version, self._start)) as run:
             async for event in run:
                 match event:
                     case Assigned():

@@ -141,6 +141,12 @@ def _references(value: object, depth: int) -> Iterator[str]:
             yield from _references(inner, depth - 1)
 
 
+def prompt_start(body: bytes) -> bytes:
+    """Return what a request's prompt begins with, as JSON: tools, then messages or the text."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return b"".join(bytes(fields[name]) for name in ("tools", "messages", "prompt") if name in fields)
+
+
 def bound_of(body: bytes, version: FunctionVersion) -> WorkBound:
     """Return what a forwarded request computes at most."""
     fields = msgspec.json.decode(body, type=dict[str, Any])

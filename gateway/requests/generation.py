@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from gateway.core.contract import Assigned, DispatchError, WaitStage
 from gateway.core.errors import BadRequest
 from gateway.core.open_call import OpenCall
+from gateway.core.prefix import prefix_of_tokens
 from gateway.inference.assets import ModelAssets
 from gateway.inference.detokenize import Detokenizer, NoText, StopStrings, TextStream
 from gateway.inference.tool_calls import ToolCall, ToolForm, ToolReader
@@ -18,6 +19,7 @@ from gateway.requests.grammar import NO_RULES, TextRules
 from gateway.schemas.openai import GenerateFields
 from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.messages.sampling import Sampling, TokenLogprob
+from registry.records.engine import EngineKind
 
 _SEEDS = 2**63
 
@@ -170,7 +172,10 @@ async def run_choice(
         NoText() if assets.tokenizer is None else Detokenizer(assets.tokenizer, choice.prompt_ids)
     )
     deltas = _DeltaMaker(choice, text, StopStrings(choice.stops))
-    async with job.run(work) as run:
+    prefix = 0
+    if job.version.engine is not EngineKind.NATIVE:  # the native engine keeps no prefixes
+        prefix = prefix_of_tokens(work.tenant, job.version.version, choice.prompt_ids)
+    async with job.run(work, prefix) as run:
         await _follow(run, deltas, job, listener)
 
 

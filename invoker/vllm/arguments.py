@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry.config.adapters import FOLDER
+from registry.images.adapters import FOLDER
 
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 _GIB = 1 << 30

@@ -17,7 +17,7 @@ from invoker.vllm.arguments import VllmSpec, server_environment
 from invoker.vllm.server import ServerFailed, VllmServer
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
-from registry.config.adapters import CONFIG, FOLDER, adapters_of, rank_of
+from registry.images.adapters import CONFIG, FOLDER, adapters_of, rank_of
 from registry.messages.images import ImageRef
 from registry.messages.node import StartInstance
 

@@ -1,6 +1,5 @@
 """Configuration: function.yaml, the options of processes, secrets and emulated devices.
 
-- `adapters`: LoRA adapters among a function's files
 - `command_line`: the command lines of processes, made from Options
 - `emulation`: the names of emulated models and devices
 - `engine_args`: the arguments that a function may give its engine

@@ -1,5 +1,6 @@
 """Model images: packing of a checkpoint into one file, its manifest, and the content-addressed store.
 
+- `adapters`: LoRA adapters among a function's files
 - `architectures`: the architectures: tasks, and the tensors of encoders
 - `assets`: the small files of a model
 - `codec`: manifests as JSON

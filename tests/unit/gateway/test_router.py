@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import DispatchError
 from gateway.dispatch.admission import Admission, AdmissionLimits, QueuedRequest
 from gateway.dispatch.router import CallTokens, ReplicaSlots
+from registry.records.instance import InstanceRecord
 from registry.records.live import LiveMode, LivePipeline, LiveStage
 from tests.fixtures.control import make_call, make_instance, make_version
 
@@ -209,3 +211,31 @@ def test_paced_calls_wait_at_the_gateway_rather_than_on_a_pair(
             slots.acquire(slots_key_of(pair), 600, tokens)
             count += 1
         assert count == expected
+
+
+def test_calls_of_a_prefix_go_to_one_instance() -> None:
+    slots, rng = ReplicaSlots(), random.Random(3)
+    four = [make_instance(name, name, max_concurrency=8) for name in "abcd"]
+
+    def place(prefix: int, instances: Sequence[InstanceRecord]) -> str:
+        choices = [slots.choose(instances, rng, 0.0, prefix=prefix).instance for _ in range(5)]
+        (only,) = {choice.instance_id for choice in choices if choice is not None}
+        return only
+
+    places = {prefix: place(prefix, four) for prefix in range(1, 200)}
+    taken = Counter(places.values())
+    assert len(taken) == 4 and min(taken.values()) > 25
+    without_c = [one for one in four if one.instance_id != "c"]
+    moved = [prefix for prefix in places if place(prefix, without_c) != places[prefix]]
+    assert len(moved) == taken["c"]  # the others stay
+
+
+@given(st.integers(2, 6), st.integers(1, 60), st.integers(0, 1000))
+def test_a_popular_prefix_does_not_fill_one_instance(count: int, calls: int, seed: int) -> None:
+    slots, rng = ReplicaSlots(), random.Random(seed)
+    instances = [make_instance(str(number), str(number), max_concurrency=64) for number in range(count)]
+    for _ in range(calls):
+        chosen = slots.choose(instances, rng, 0.0, prefix=7).instance
+        assert chosen is not None
+        slots.acquire(chosen.instance_id)
+    assert max(slots.in_flight.values()) <= 1.25 * calls / count + 2
