@@ -5,6 +5,7 @@ from starlette.requests import Request
 from gateway.core.request_context import request_context
 from gateway.requests.services import Services
 from gateway.schemas.openai import ModelCard, ModelList
+from registry.images.adapters import adapters_of, model_of
 
 
 class ModelRoutes:
@@ -14,11 +15,15 @@ class ModelRoutes:
         self._services = services
 
     async def models(self, request: Request) -> ModelList:
-        """List the models."""
+        """List the models, each followed by its adapters."""
         key = request_context(request.scope).caller
         found = [
-            ModelCard(id=function.name, created=int(function.created_at), owned_by="hypercast")
-            for function, _ in self._services.functions.visible(key)
+            ModelCard(id=model_of(function.name, adapter), created=int(made_at), owned_by="hypercast")
+            for function, version in self._services.functions.visible(key)
+            for adapter, made_at in (
+                ("", function.created_at),
+                *((name, version.created_at) for name in adapters_of(version.assets)),
+            )
         ]
         return ModelList(data=found)
 

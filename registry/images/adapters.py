@@ -23,6 +23,11 @@ def adapters_of(files: Collection[str]) -> list[str]:
     return sorted(part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == (FOLDER, CONFIG))
 
 
+def model_of(function: str, adapter: str) -> str:
+    """Return what a request's `model` names; `adapter` is "" for none."""
+    return f"{function}/{adapter}" if adapter else function
+
+
 def split_adapter(model: str) -> tuple[str, str]:
     """Return what names the function, and the adapter ("" for none), of a request's `model`."""
     function, _, adapter = model.partition("/")

@@ -33,6 +33,15 @@ NOTHING = Snapshot(cursor="", functions=(), versions=(), nodes=(), instances=(),
 USAGE = RequestUsage(prompt_tokens=0, completion_tokens=0, gpu_us=1000, exec_us=1000)
 
 
+async def test_models_are_listed_with_their_adapters() -> None:
+    async with gateway() as gw, gw.http(gw.caller_key) as http:
+        files = {f"lora/{name}/adapter_config.json": b"{}" for name in ("sql", "chat")}
+        await gw.add_function("coder", files={**files, "lora/sql/adapter_model.safetensors": b""})
+        await gw.add_function("other")
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["coder", "coder/chat", "coder/sql", "other"]
+
+
 async def test_keys_roles_and_tenants() -> None:
     async with gateway() as gw, gw.http() as admin, gw.http(gw.caller_key) as caller:
         await gw.add_function("coder", tokenizer=byte_tokenizer())
