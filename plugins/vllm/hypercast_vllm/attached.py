@@ -84,11 +84,11 @@ class AttachedImage:
         line = self._line()
         if "error" in line:
             raise AttachError(f"the node: {line['error']}")
-        if line.get("done"):
-            self._done = True
-        elif isinstance(line.get("ready"), list):
-            start, end = line["ready"]
-            self._add(int(start), int(end))
+        match line:
+            case {"done": True}:
+                self._done = True
+            case {"ready": [int(start), int(end)]}:
+                self._add(start, end)
 
     def _add(self, start: int, end: int) -> None:
         """Add a range, joined with those that it touches."""

@@ -52,7 +52,7 @@ class HypercastLoader(BaseModelLoader):
         with attach(
             _request(extra), extra.get("socket"), float(extra.get("timeout_s", DEFAULT_TIMEOUT_S))
         ) as image:
-            loaded = model.load_weights(weights(image))
+            loaded = model.load_weights(weights(image))  # type: ignore[operator]  # all of vLLM's models have it
         seconds = time.perf_counter() - started_s
         count = "all" if loaded is None else len(loaded)
         logger.info("Hypercast: %s parameters, %d bytes, %.3f s", count, image.nbytes, seconds)
@@ -64,7 +64,7 @@ def _request(extra: dict[str, Any]) -> dict[str, str]:
         raise AttachError(
             f"--model-loader-extra-config: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}"
         )
-    given = {key: str(extra[key]) for key in ("model", "image") if key in extra}
+    given: dict[str, str] = {key: str(extra[key]) for key in ("model", "image") if key in extra}
     if len(given) != 1:
         raise AttachError('--model-loader-extra-config: give {"model": NAME} or {"image": SHA256}')
     return given
