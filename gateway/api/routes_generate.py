@@ -14,6 +14,7 @@ from gateway.core.request_context import RequestContext, request_context
 from gateway.http.limits import decode, read_body
 from gateway.inference.assets import ModelAssets
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
+from gateway.inference.tool_calls import ToolForm
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.forwarded_reply import ForwardedReply
 from gateway.requests.forwarding import forwarded_body, runs_by_tokens, sampling_defaults, with_defaults
@@ -22,6 +23,7 @@ from gateway.requests.generation_reply import GenerationPlan, StreamReply, Whole
 from gateway.requests.grammar import TextGrammar, TextRules, requested_grammar
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import wrong_task
+from gateway.requests.tool_choice import is_forced, tools_of
 from gateway.schemas.openai import (
     ChatMessage,
     ChatRequest,
@@ -187,8 +189,9 @@ class GenerateRoutes:
             logprobs=logprobs,
             rules=await _rules(payload, version, assets),
         )
-        if tools:
-            choices = [_with_tools(choice, tools, assets) for choice in choices]
+        if names := frozenset(tools_of(payload)):
+            form = tool_form_of(payload, assets)
+            choices = [replace(choice, tools=names, tool_form=form) for choice in choices]
         options = self._options("chatcmpl", context, assets, payload, logprobs)
         return self._reply(context, version, assets, choices, ChatFormat(options), payload)
 
@@ -320,12 +323,12 @@ async def _rules(payload: GenerateFields, version: FunctionVersion, assets: Mode
     return TextRules(grammar=grammar, bad_words=words)
 
 
-def _with_tools(choice: GenerationChoice, tools: Sequence[Object], assets: ModelAssets) -> GenerationChoice:
-    """Return the choice with the tools of which its text may have calls."""
+def tool_form_of(payload: ChatRequest, assets: ModelAssets) -> ToolForm | None:
+    """Return how a text has calls: as the template teaches, or by the grammar of a forced call."""
+    if is_forced(payload):
+        return ToolForm.WHOLE
     template = assets.tool_template or assets.template
-    functions = [tool.get("function") for tool in tools]
-    names = [one["name"] for one in functions if isinstance(one, dict) and isinstance(one.get("name"), str)]
-    return replace(choice, tools=frozenset(names), tool_form=None if template is None else template.tool_form)
+    return None if template is None else template.tool_form
 
 
 def _texts(prompts: Sequence[Prompt], assets: ModelAssets) -> list[str]:

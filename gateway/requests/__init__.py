@@ -15,4 +15,5 @@
 - `routing`: routes from the table of operations
 - `services`: the dependencies of the handlers
 - `task_inputs`: which input a task takes
+- `tool_choice`: the tools of a chat, and the call that it forces
 """

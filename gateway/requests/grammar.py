@@ -8,7 +8,8 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.core.errors import BadRequest
-from gateway.schemas.openai import GenerateFields, Object
+from gateway.requests.tool_choice import forced_schema, is_forced
+from gateway.schemas.openai import ChatRequest, GenerateFields, Object
 
 MAX_GRAMMAR_BYTES = 128 << 10
 _MAX_CHOICES = 1024
@@ -43,6 +44,7 @@ def requested_grammar(request: GenerateFields) -> str:
         for param, kind, value in (
             *_of_response_format(_TEXT if request.response_format is None else request.response_format),
             *_of_structured_outputs(request.structured_outputs or {}),
+            *_of_tool_choice(request),
             *((f"guided_{kind}", kind, getattr(request, f"guided_{kind}")) for kind in _KINDS),
         )
         if value is not None
@@ -83,6 +85,12 @@ def _of_response_format(given: Object) -> list[tuple[str, str, object]]:
                 param=param,
                 code="unsupported_parameter",
             )
+
+
+def _of_tool_choice(request: GenerateFields) -> list[tuple[str, str, object]]:
+    if not isinstance(request, ChatRequest) or not is_forced(request):
+        return []
+    return [("tool_choice", "json", forced_schema(request))]
 
 
 def _of_structured_outputs(given: Object) -> list[tuple[str, str, object]]:

@@ -194,7 +194,6 @@ _UNSUPPORTED: Mapping[str, object] = {
     "logits_processors": [],
     "modalities": ["text"],
     "suffix": "",
-    "tool_choice": "auto",
 }
 
 
@@ -202,7 +201,7 @@ def refuse_unsupported(request: GenerateFields) -> None:
     """Raise BadRequest for a field that would change the output but is not implemented."""
     for field, no_effect in _UNSUPPORTED.items():
         value = getattr(request, field, None)
-        if value is not None and value != no_effect and (field, value) != ("tool_choice", "none"):
+        if value is not None and value != no_effect:
             raise _unsupported(field)
     match request:
         case CompletionRequest(best_of=int(best_of)) if best_of > (request.n or 1):

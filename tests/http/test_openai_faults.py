@@ -252,7 +252,6 @@ async def test_fields_that_are_not_implemented_are_refused_unless_without_effect
     of_chat |= {
         "echo": True,
         "continue_final_message": True,
-        "tool_choice": "required",
         "add_special_tokens": True,
     }
     harmless = {"repetition_penalty": 1, "min_p": 0, "bad_words": [], "skip_special_tokens": True}

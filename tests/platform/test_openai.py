@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,36 @@ def test_texts_follow_a_schema_and_choices(client: OpenAI, coder: str) -> None:
         model=coder, prompt="Yes or no?", n=4, extra_body={"guided_choice": ["yes", "no"]}
     )
     assert {choice.text for choice in chosen.choices} <= {"yes", "no"}
+
+
+def test_a_forced_tool_call(platform: Platform, client: OpenAI, root: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(root / "functions" / "tiny-coder" / "model", model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{{ tools | tojson }}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    platform.run("deploy", str(model), "--name", "caller")
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    weather = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        answer = client.chat.completions.create(
+            model="caller",
+            messages=[{"role": "user", "content": "How is the weather?"}],
+            tools=[weather],  # type: ignore[list-item]
+            tool_choice=choice,  # type: ignore[arg-type]
+            max_tokens=60,
+        )
+        assert answer.choices[0].finish_reason == "tool_calls"
+        (call,) = answer.choices[0].message.tool_calls or ()
+        assert call.type == "function" and call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
 
 
 def test_penalties_change_the_text(client: OpenAI, coder: str) -> None:
