@@ -1,6 +1,5 @@
 """A server of vLLM without a platform, as a user starts it."""
 
-import json
 import os
 import subprocess
 import tempfile
@@ -78,7 +77,7 @@ def _times(
             time.sleep(_PAUSE_S)
         ready_s = time.monotonic() - began
         body = {"model": "model", "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
-        answer = http.post("/v1/completions", content=json.dumps(body))
+        answer = http.post("/v1/completions", json=body)
         if answer.status_code != 200:
             raise ServerDied(answer.text[:500])
         return StartTimes(ready_s=ready_s, first_token_s=time.monotonic() - began)

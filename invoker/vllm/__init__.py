@@ -7,6 +7,7 @@
 - `host`: what a node needs to run servers
 - `intervals`: the time of calls, by their tokens
 - `launch`: the program that becomes the server, with a guard
+- `model_infos`: what vLLM has found out about model classes
 - `native_first`: the native engine until the server is ready
 - `runner`: one instance's server as an engine
 - `server`: the process

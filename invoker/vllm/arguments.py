@@ -8,6 +8,7 @@ from pathlib import Path
 from registry.images.adapters import FOLDER
 
 _SERVER = ("-m", "vllm.entrypoints.openai.api_server")
+CACHE = "cache"  # vLLM's, in the server's scratch folder
 _GIB = 1 << 30
 # The part of the node's environment that the server inherits: the places of libraries and devices.
 _INHERITED = (
@@ -15,6 +16,7 @@ _INHERITED = (
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS", "SSL_CERT_FILE"),
 )
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has
+_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size")
 _KV_SHARE = 4  # on a CPU the KV cache takes at most this part of the server's memory
 
 
@@ -65,7 +67,19 @@ def server_command(spec: VllmSpec) -> list[str]:
         own += ["--max-model-len", str(spec.context_length)]
     if spec.device == "cpu" and "--enforce-eager" not in given:
         own.append("--enforce-eager")  # compiling costs minutes there and gains nothing
+    if _is_single(spec):
+        own += ["--distributed-executor-backend", "uni"]
     return [str(spec.python), *_SERVER, *own, *spec.arguments]
+
+
+def _is_single(spec: VllmSpec) -> bool:
+    """Return whether the engine's process can run the model itself on a CPU.
+
+    By default vLLM starts another process for that there, which imports all again, to bind threads to
+    processors: it must not do that beside other instances.
+    """
+    given = {argument.partition("=")[0] for argument in spec.arguments}
+    return spec.device == "cpu" and given.isdisjoint(_PARALLEL)
 
 
 def _adapter_arguments(spec: VllmSpec, given: Collection[str]) -> list[str]:
@@ -85,8 +99,8 @@ def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str
     environment |= {
         "HOME": str(spec.scratch),
         "TMPDIR": str(spec.scratch),
-        "XDG_CACHE_HOME": str(spec.scratch / "cache"),
-        "VLLM_CACHE_ROOT": str(spec.scratch / "cache"),
+        "XDG_CACHE_HOME": str(spec.scratch / CACHE),
+        "VLLM_CACHE_ROOT": str(spec.scratch / CACHE),
         "VLLM_RPC_BASE_PATH": str(spec.scratch),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
@@ -98,6 +112,8 @@ def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str
     if kind == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.memory_bytes // _KV_SHARE // _GIB))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if _is_single(spec):
+            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     elif index:
         environment["CUDA_VISIBLE_DEVICES"] = index
     return environment

@@ -14,6 +14,7 @@ from invoker.engine.contract import UnsupportedModel
 from invoker.host_tier.model_folders import ModelFolders
 from invoker.vllm import check_args
 from invoker.vllm.arguments import VllmSpec, server_environment
+from invoker.vllm.model_infos import ModelInfos
 from invoker.vllm.server import ServerFailed, VllmServer
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
@@ -41,6 +42,7 @@ class VllmHost:
     scratch_dir: Path
     folders: ModelFolders
     attach: Path | None = None
+    _infos: ModelInfos = field(default_factory=ModelInfos, init=False)
     _reserved: dict[str, int] = field(default_factory=dict, init=False)  # bytes of servers, by folder
 
     @property
@@ -78,7 +80,10 @@ class VllmHost:
                 },
                 loader={} if self.attach is None else {"image": image.image, "socket": str(self.attach)},
             )
-            return await VllmServer.spawn(spec, on_log, lambda: self._release(name))
+            await run_in_thread(self._infos.write_into, scratch)
+            return await VllmServer.spawn(
+                spec, on_log, lambda: self._infos.keep(scratch), lambda: self._release(name)
+            )
         except BaseException:
             await run_in_thread(self._release, name)
             raise

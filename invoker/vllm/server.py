@@ -16,6 +16,7 @@ from invoker.vllm.arguments import VllmSpec, server_command, server_environment
 from invoker.vllm.client import VllmClient
 from rdmacast.aio.groups import cancel_and_discard
 from rdmacast.aio.shielded import run_shielded
+from rdmacast.aio.threads import run_in_thread
 
 _FIRST_TRY_S, _LAST_TRY_S = 0.02, 0.1  # between attempts to connect, while it starts
 _READ_BYTES = 64 * 1024
@@ -38,12 +39,14 @@ class VllmServer:
         process: asyncio.subprocess.Process,
         output: ProcessOutput,
         log: Callable[[str], None],
+        on_ready: Callable[[], None],
         on_ended: Callable[[], None],
     ) -> None:
         self._spec = spec
         self._process = process
         self._output = output
         self._log = log
+        self._on_ready = on_ready
         self._on_ended = on_ended
         self._last: list[str] = []
         self._stopped = False
@@ -63,9 +66,16 @@ class VllmServer:
 
     @classmethod
     async def spawn(
-        cls, spec: VllmSpec, log: Callable[[str], None], on_ended: Callable[[], None]
+        cls,
+        spec: VllmSpec,
+        log: Callable[[str], None],
+        on_ready: Callable[[], None],
+        on_ended: Callable[[], None],
     ) -> "VllmServer":
-        """Start the process; `on_ended` is called in a thread once it is closed. Raises ServerFailed."""
+        """Start the process. Raises ServerFailed.
+
+        `on_ready` is called in a thread once it answers, `on_ended` in one once it is closed.
+        """
         output = await ProcessOutput.open()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -84,7 +94,7 @@ class VllmServer:
             raise ServerFailed(f"vLLM cannot be started: {error}") from error
         finally:
             os.close(output.write_end)
-        return cls(spec, process, output, log, on_ended)
+        return cls(spec, process, output, log, on_ready, on_ended)
 
     async def wait_ready(self) -> None:
         """Return once the server answers. Raises ServerFailed if it ends before."""
@@ -96,6 +106,7 @@ class VllmServer:
             if self.ended.is_set():
                 raise ServerFailed(self.reason)
             pause_s = min(2 * pause_s, _LAST_TRY_S)
+        await run_in_thread(self._on_ready)
 
     @property
     def reason(self) -> str:

@@ -37,6 +37,15 @@ def test_the_functions_arguments_count() -> None:
     assert command[-3:] == ["--max-model-len=512", "--dtype", "float32"]
 
 
+def test_one_process_runs_a_model_on_a_cpu() -> None:
+    assert _value(server_command(SPEC), "--distributed-executor-backend") == "uni"
+    assert server_environment(SPEC, {})["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    for changes in ({"device": "cuda:0"}, {"arguments": ("--tensor-parallel-size=2",)}):
+        spec = replace(SPEC, **changes)
+        assert "--distributed-executor-backend" not in server_command(spec)
+        assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec, {})
+
+
 def test_the_loader_is_the_plug_in() -> None:
     command = server_command(replace(SPEC, loader={"image": "ab", "socket": "/s"}))
     assert _value(command, "--load-format") == "hypercast"
