@@ -285,7 +285,7 @@ def test_two_hundred_requests_with_twenty_kills(vllm: Platform, llama: str) -> N
                     wrong.append(f"{number}: {found} is not {expected[which]}")
                 done.append(number)
                 if len(kills) < 20:  # spread over the kills
-                    stop.wait(drawn.uniform(0.5, 2.0))
+                    stop.wait(drawn.uniform(2.0, 5.0))
 
     workers = [threading.Thread(target=work) for _ in range(8)]
     killer.start()
@@ -296,7 +296,7 @@ def test_two_hundred_requests_with_twenty_kills(vllm: Platform, llama: str) -> N
     stop.set()
     killer.join()
     print(f"{len(done)} requests, {len(kills)} kills, {kills.count('node')} of nodes")
-    assert not wrong and len(done) == 200 and len(kills) >= 15
+    assert not wrong and len(done) == 200 and len(kills) >= 20
     after = vllm.get("/admin/usage/report")["rows"]
     counts = [
         next((row for row in rows if row["function"] == llama), {"requests": 0, "completion_tokens": 0})
