@@ -29,6 +29,7 @@ from benchmarks.harness.random_model import llama_125m, random_model
 from benchmarks.harness.records import Record, chosen, describe_run, recording, timed
 from benchmarks.stock_engines.platform_start import PlatformStart, VllmPlatform
 from benchmarks.stock_engines.vllm_server import ServerDied, StartTimes, start_once
+from invoker.vllm.model_infos import ModelInfos
 
 MODEL = ROOT / "functions" / "tiny-coder"
 PARTS = ("starts", "speed")
@@ -80,9 +81,11 @@ def _starts(args: argparse.Namespace) -> Iterator[Record]:
         with VllmPlatform(Path(folder) / "data", args.vllm_python) as running:
             running.run("deploy", str(MODEL), "--name", "coder", "--engine", "vllm")
             source = Path(running.run("pull", "coder").strip())
+            infos = ModelInfos()
+            start_once(args.vllm_python, source, PROMPT, infos)
             for _ in range(args.rounds):
-                alone.append(start_once(args.vllm_python, source, PROMPT))
-                loader.append(start_once(args.vllm_python, source, PROMPT, loader={"model": "coder"}))
+                alone.append(start_once(args.vllm_python, source, PROMPT, infos))
+                loader.append(start_once(args.vllm_python, source, PROMPT, infos, loader={"model": "coder"}))
                 platform.append(running.start("coder", PROMPT, TOKENS))
     for name, times in (("vllm", alone), ("vllm-loader", loader)):
         first_s = [one.first_token_s for one in times]

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx2
 
 from invoker.vllm.arguments import VllmSpec, server_command, server_environment
+from invoker.vllm.model_infos import ModelInfos
 
 _PAUSE_S = 0.02
 START_S = 300.0
@@ -29,9 +30,17 @@ class StartTimes:
 
 
 def start_once(
-    python: Path, folder: Path, prompt: Sequence[int], *, loader: dict[str, str] | None = None
+    python: Path,
+    folder: Path,
+    prompt: Sequence[int],
+    infos: ModelInfos,
+    *,
+    loader: dict[str, str] | None = None,
 ) -> StartTimes:
-    """Start a server on a folder with a model, generate one token, and end it. Raises ServerDied."""
+    """Start a server on a folder with a model, generate one token, and end it. Raises ServerDied.
+
+    `infos` is what earlier starts have left, as a user's cache has it.
+    """
     with tempfile.TemporaryDirectory(prefix="hc-") as scratch, open(Path(scratch) / "log", "wb") as log:
         spec = VllmSpec(
             python=python,
@@ -45,6 +54,7 @@ def start_once(
             memory_bytes=4 << 30,
             loader=loader or {},
         )
+        infos.write_into(Path(scratch))
         began = time.monotonic()
         process = subprocess.Popen(
             server_command(spec),
@@ -55,7 +65,9 @@ def start_once(
             start_new_session=True,
         )
         try:
-            return _times(process, spec, prompt, began, Path(scratch) / "log")
+            times = _times(process, spec, prompt, began, Path(scratch) / "log")
+            infos.keep(Path(scratch))
+            return times
         finally:
             os.killpg(process.pid, 9)
             process.wait()
