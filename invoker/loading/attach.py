@@ -52,6 +52,21 @@ def ranges_of(manifest: Manifest) -> list[tuple[int, int]]:
     return ranges
 
 
+def _unix_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+
+def _listens(path: Path) -> bool:
+    with _unix_socket() as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+    return True
+
+
 class AttachServer:
     """The node's socket for engines of the same user."""
 
@@ -66,23 +81,35 @@ class AttachServer:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator["AttachServer"]:
         """Listen while the block lasts."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.unlink(missing_ok=True)
-        listener = socket.socket(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        )
+        listener = _unix_socket()
         async with AsyncExitStack() as stack:
             stack.callback(listener.close)
-            listener.bind(str(self.path))
+            self._listen(listener)
             stack.callback(self._remove)
-            self.path.chmod(0o600)
-            listener.listen(16)
             accepting = asyncio.create_task(self._accept(listener), name="attach")
             stack.push_async_callback(lambda: cancel_and_discard(accepting, *self._engines))
             yield self
 
+    def _listen(self, listener: socket.socket) -> None:
+        made = self.path.with_suffix(".new")
+        while True:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made.unlink(missing_ok=True)
+            try:
+                listener.bind(str(made))
+            except FileNotFoundError:
+                continue  # another node has removed the folder between these calls
+            made.chmod(0o600)
+            listener.listen(16)
+            made.replace(self.path)  # under this name it always listens
+            return
+
     def _remove(self) -> None:
+        """Remove the socket, those of killed nodes, and then the folder."""
         self.path.unlink(missing_ok=True)
+        for path in self.path.parent.glob("*.sock"):
+            if not _listens(path):
+                path.unlink(missing_ok=True)
         with suppress(OSError):  # other nodes of the machine use it
             self.path.parent.rmdir()
 

@@ -27,6 +27,7 @@ MATRIX = {
     "POST /admin/functions/{name}/rollback": "ad",
     "POST /admin/functions/{name}/scale": "ad",
     "POST /admin/functions/{name}/warm": "ad",
+    "POST /admin/functions/{name}/pull": "a",
     "POST /admin/functions/{name}/drop": "ad",
     "GET /admin/functions/{name}/logs": "ad",
     "GET /admin/functions/{name}/secrets": "a",

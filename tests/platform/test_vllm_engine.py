@@ -237,7 +237,7 @@ def test_an_engine_beside_a_node_attaches_to_a_model(
     monkeypatch.syspath_prepend(str(PLUGIN))
     from hypercast_vllm.attached import AttachError, attach
 
-    sockets = [Path(one.laddr) for one in _unix_sockets(vllm) if ".attach" in one.laddr]
+    sockets = [Path(one.laddr).with_suffix(".sock") for one in _unix_sockets(vllm) if ".attach" in one.laddr]
     path = str(sockets[0])
     with attach({"model": f"{tiny}:1"}, path) as image:
         names = [tensor.name for tensor in image.tensors()]
