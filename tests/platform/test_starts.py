@@ -23,7 +23,7 @@ def big(platform: Platform, root: Path, tmp_path_factory: pytest.TempPathFactory
     """Yield a random model of about 110 MB."""
     folder = tmp_path_factory.mktemp("checkpoints") / "big"
     write_random_llama(folder, root / "functions" / "tiny-coder" / "model", layers=2)
-    options = ["--keep-alive", "10m", "--max-instances", "2", "--live", "off"]  # for starts of known kinds
+    options = ["--keep-alive", "10m", "--max-instances", "1", "--live", "off"]  # for starts of known kinds
     platform.run("deploy", str(folder), "--name", "big", *options)
     yield "big"
     platform.run("delete", "big", "--yes")
