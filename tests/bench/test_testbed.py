@@ -199,12 +199,12 @@ def test_links_have_their_rate_and_nothing_is_left_behind(bands: bool) -> None:
 @pytest.mark.usefixtures("possible")
 def test_what_a_killed_run_left_is_swept() -> None:
     script = (
-        "import time\n"
+        "import signal\n"
         "from benchmarks.testbed.network import Testbed\n"
         "from benchmarks.testbed.plan import LinkShape\n"
         "testbed = Testbed(1, LinkShape(rate_bytes_s=1000)); testbed.__enter__()\n"
         "left = testbed.start(0, ['sleep', '600']).pid\n"
-        "print(left, testbed.plan.switch, testbed.plan.namespace(0), flush=True); time.sleep(600)"
+        "print(left, testbed.plan.switch, testbed.plan.namespace(0), flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None

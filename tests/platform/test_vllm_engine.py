@@ -1,5 +1,6 @@
 """Functions with engine: vllm, with a stand-in for vLLM: real processes, sockets and casts, other tokens."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -275,6 +276,8 @@ def test_sequences_move_from_the_native_engine(
     folder = tmp_path_factory.mktemp("slow")
     flags = ("--nodes", "1", "--vllm-memory", "16GiB")
     gate = folder / "gate"
+    closed = gate.open("wb")
+    fcntl.flock(closed, fcntl.LOCK_EX)
     python = interpreter(folder, gate=gate, plugin=False)
     slow = Platform(data=folder / "data", flags=(*flags, "--vllm-python", str(python)))
     slow.up()
@@ -287,7 +290,7 @@ def test_sequences_move_from_the_native_engine(
         ids = list[int]()
         for more in _stream(slow, "both", 250):
             ids += more
-            gate.touch()
+            closed.close()
         native = _ids(slow, "native", 250)
         moved = next(at for at in range(250) if ids[at:] == tokens_after((*PROMPT, *ids[:at]), 250 - at))
         assert 0 < moved < 250 and ids[:moved] == native[:moved]
@@ -296,6 +299,7 @@ def test_sequences_move_from_the_native_engine(
             body = {"model": "both", "prompt": [1], "max_tokens": 2, "logprobs": 1}
             assert http.post("/v1/completions", json=body).json()["echo"]["logprobs"] == 1
     finally:
+        closed.close()
         slow.down()
 
 

@@ -29,7 +29,7 @@ MISSING = DEFAULT_SANDBOX.missing()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"this machine lacks {'; and '.join(MISSING)}")
 
 ATTEMPT = """
-import ctypes, mmap, os, pathlib, resource, socket, subprocess, sys, time
+import ctypes, mmap, os, pathlib, resource, signal, socket, subprocess, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def attempt(what):
     try:
@@ -167,11 +167,11 @@ def handle(mib):
     "hog",
     [
         "m = mmap.mmap(-1, 256 << 20); [m.write(bytes(1 << 20)) for _ in range(256)]",  # shared, not private
-        "[os.fork() or (bytearray(48 << 20), time.sleep(1000)) for _ in range(5)]",
+        "[os.fork() or (bytearray(48 << 20), signal.pause()) for _ in range(5)]",
     ],
 )
 async def test_memory_counts_in_sum(tmp_path: Path, hog: str) -> None:
-    source = ATTEMPT + f"def handle(request):\n    {hog}\n    time.sleep(60)"
+    source = ATTEMPT + f"def handle(request):\n    {hog}\n    signal.pause()"
     limits = HandlerLimits(memory_bytes=128 * MIB, timeout_s=PATIENCE_S)
     async with started(tmp_path, source, limits=limits) as process:
         with pytest.raises(HandlerCrashed, match=r"limits\.memory"):
@@ -186,7 +186,7 @@ def handle(request):
     if request == "bomb":
         for _ in range(10):
             os.fork()
-        time.sleep(60)
+        signal.pause()
     return "well"
 """
     )
@@ -237,7 +237,7 @@ from tests.fixtures.handler import call, started
 async def main():
     async with started(Path(sys.argv[1]), sys.stdin.read()) as process:
         print(await call(process, None), flush=True)
-        await asyncio.sleep(1000)
+        await asyncio.Event().wait()
 asyncio.run(main())
 """
 
@@ -264,7 +264,7 @@ async def test_processor_time_counts_in_sum_and_cannot_be_raised(tmp_path: Path)
     source = (
         ATTEMPT
         + """
-import signal
+import signal, time
 def handle(request):
     signal_ignored = libc.signal(signal.SIGXCPU, 1)
     attempt(lambda: resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY,) * 2))

@@ -68,12 +68,12 @@ def handle(request):
     [
         "subprocess.Popen(['sleep', '1000'], start_new_session=True).pid",
         "subprocess.Popen(['sleep', '1000'], env={'HOME': '/'}).pid",
-        "os.fork() or time.sleep(1000)",  # it has the socket too, so that the call sees no end of it
+        "os.fork() or signal.pause()",  # it has the socket too, so that the call sees no end of it
     ],
 )
 async def test_what_a_handler_leaves_behind_when_it_dies_is_killed(tmp_path: Path, start_child: str) -> None:
     source = f"""
-import os, subprocess, time
+import os, signal, subprocess
 def handle(request):
     if request == "die":
         os._exit(1)
@@ -91,11 +91,11 @@ def handle(request):
 
 async def test_a_process_killed_from_outside_is_started_again(tmp_path: Path) -> None:
     source = """
-import time
+import signal
 def handle(request):
     yield request
     if request == "wait":
-        time.sleep(1000)
+        signal.pause()
 """
     async with started(tmp_path, source) as process:
         for _ in range(2):

@@ -286,12 +286,12 @@ def handle(family):
 
 async def test_processes_and_threads_count_in_sum(tmp_path: Path) -> None:
     source = """
-import subprocess, threading, time
+import signal, subprocess, threading
 def handle(request):
     for _ in range(12):
         subprocess.Popen(["sleep", "1000"])
-        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-    time.sleep(60)
+        threading.Thread(target=signal.pause, daemon=True).start()
+    signal.pause()
 """
     limits = HandlerLimits(tasks=20, timeout_s=PATIENCE_S)
     async with started(tmp_path, source, limits=limits) as process:

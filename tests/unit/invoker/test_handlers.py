@@ -185,16 +185,20 @@ def handle(forever):
 async def test_a_slow_async_call_times_out_alone(tmp_path: Path) -> None:
     source = """
 import asyncio
-async def handle(seconds):
-    await asyncio.sleep(seconds)
-    return seconds
+go = asyncio.Event()
+async def handle(order):
+    if order == "go":
+        go.set()
+    await (asyncio.Event() if order == "hang" else go).wait()
+    return order
 """
     async with started(tmp_path, source) as process:
         pid = process.pid
-        other = asyncio.create_task(call(process, 0.4))
+        other = asyncio.create_task(call(process, "wait"))
         with pytest.raises(HandlerTimeout):
-            await call(process, 100, timeout_s=0.1)
-        assert await other == [0.4]
+            await call(process, "hang", timeout_s=0.1)
+        assert await call(process, "go") == ["go"]
+        assert await other == ["wait"]
         assert process.pid == pid
 
 

@@ -54,7 +54,7 @@ async def test_nothing_acknowledged_is_lost_or_counted_twice_when_redis_is_kille
 ):
     chance = random.Random(3)
     acknowledged: list[str] = []
-    over, another = asyncio.Event(), asyncio.Event()
+    over, another, to_rewrite = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def writer(state: RedisState, index: int) -> None:
         number = 0
@@ -66,16 +66,18 @@ async def test_nothing_acknowledged_is_lost_or_counted_twice_when_redis_is_kille
                 continue  # the same one again: whether it is there already is for Redis to say
             acknowledged.append(name)
             another.set()
+            to_rewrite.set()
             number += 1
 
     async def rewriter(state: RedisState) -> None:
         while not over.is_set():
+            await to_rewrite.wait()
+            to_rewrite.clear()
             try:
                 await state.snapshot()
                 await state._redis.call("BGREWRITEAOF")
             except StateUnavailable:
                 pass  # it is away, or rewrites already
-            await asyncio.sleep(0.01)
 
     async with RedisServer(tmp_path) as server, RedisState.connect(server.url) as state:
         with busy_disk(server, tmp_path):
@@ -91,6 +93,7 @@ async def test_nothing_acknowledged_is_lost_or_counted_twice_when_redis_is_kille
                     await server.kill()
                     await server.start()
                 over.set()
+                to_rewrite.set()
         listed, _ = await state.requests(UsageFilter(), limit=1_000_000)
         names = [record.request_id for record in listed]
         assert len(names) == len(set(names))
