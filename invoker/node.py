@@ -38,6 +38,7 @@ from registry.messages.forward import ForwardRequest
 from registry.messages.images import (
     AddTokenizer,
     CheckModel,
+    CloseFolders,
     DropImage,
     ModelChecked,
     ModelFolder,
@@ -196,6 +197,8 @@ class Node:
                 return self._add_tokenizer(request)
             case PullModel():
                 return self._pull(request)
+            case CloseFolders():
+                return self._close_folders(request)
             case DropImage():
                 return self._drop(request)
             case UnpinImage():
@@ -284,13 +287,15 @@ class Node:
         path = await run_in_thread(folders.open, request.name, request.image, request.files)
         yield ModelFolder(path=str(path))
 
+    async def _close_folders(self, request: CloseFolders) -> AsyncGenerator[Reply, None]:
+        await run_in_thread(self._dependencies.folders.close, request.image)
+        yield Acknowledged()
+
     async def _drop(self, request: DropImage) -> AsyncGenerator[Reply, None]:
         dependencies = self._dependencies
         if request.tier == Tier.GPU:
             dropped = dependencies.device_cache.drop(request.image)
         elif request.tier == Tier.HOST:
-            if request.folders:
-                await run_in_thread(dependencies.folders.close, request.image)
             dependencies.published.release_mapping(request.image)
             dropped = await run_in_thread(dependencies.tier.evict, request.image)
         else:

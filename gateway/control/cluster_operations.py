@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from gateway.cluster.context import ClusterContext
@@ -334,6 +334,8 @@ class ClusterControl:
                     copies.setdefault((place, holding.image), []).append(node.id)
         try:
             for (_, image), sharers in copies.items():
+                if wanted is Tier.HOST:
+                    await self._close_folders(image, sharers)
                 await self._drop_by_one(image, sharers, tier)
             for node in nodes:
                 await self._calls.refresh(node.id)
@@ -342,11 +344,17 @@ class ClusterControl:
         finally:
             self._changes.notify_soon()
 
+    async def _close_folders(self, image: str, nodes: Sequence[str]) -> None:
+        """Remove the folders that `pull` made on the nodes, each of which holds the copy of their host."""
+        for name in nodes:
+            with suppress(ChannelClosed):  # a lost node holds nothing
+                await self._calls.close_folders(image, name)
+
     async def _drop_by_one(self, image: str, nodes: Sequence[str], tier: str) -> None:
         """Drop the image through the first of these nodes that is not lost meanwhile."""
         for name in nodes:
             try:
-                await self._calls.drop(image, name, tier, folders=True)
+                await self._calls.drop(image, name, tier)
             except ChannelClosed:
                 if name == nodes[-1]:
                     raise

@@ -313,7 +313,13 @@ class Controller:
 
     async def _drop(self, action: DropAction) -> None:
         log.info("image %s: dropping from tier %s of node %s", action.image[:12], action.tier, action.node)
-        await self._change_copy("drop", action.node, self._calls.drop(action.image, action.node, action.tier))
+        await self._change_copy("drop", action.node, self._drop_copy(action))
+
+    async def _drop_copy(self, action: DropAction) -> None:
+        if all(version.image != action.image for version in self._state_cache.versions()):
+            for node in self._sharers(action.node):  # of deleted functions
+                await self._calls.close_folders(action.image, node)
+        await self._calls.drop(action.image, action.node, action.tier)
 
     async def _change_copy(self, what: str, node: str, call: Coroutine[None, None, None]) -> None:
         try:
@@ -325,10 +331,17 @@ class Controller:
 
     async def _refresh_host(self, node: str) -> None:
         """Read the records of all nodes that share the host memory of `node`."""
+        for name in self._sharers(node):
+            await self._calls.refresh(name)
+
+    def _sharers(self, node: str) -> list[str]:
+        """Return the reached nodes of the host of `node`."""
         entry = self._state_cache.node(node)
-        for other in self._state_cache.nodes():
-            if entry is not None and other.reached and other.record.host == entry.record.host:
-                await self._calls.refresh(other.record.id)
+        return [
+            other.record.id
+            for other in self._state_cache.nodes()
+            if entry is not None and other.reached and other.record.host == entry.record.host
+        ]
 
     async def _fetch(self, action: FetchVersionAction) -> None:
         try:

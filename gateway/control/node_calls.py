@@ -14,6 +14,7 @@ from registry.config.function_secrets import SecretVault
 from registry.errors import ChannelClosed, ChannelError, InvalidRecord, NotFound, RegistryError, RemoteError
 from registry.messages.images import (
     CheckModel,
+    CloseFolders,
     DropImage,
     ImageHolder,
     ModelChecked,
@@ -198,9 +199,13 @@ class NodeCalls:
         """Unpin the host copy of the image."""
         await self._call(node, UnpinImage(image=image))
 
-    async def drop(self, image: str, node: str, tier: str, *, folders: bool = False) -> None:
-        """Drop the idle image from the tier, with `folders` also the folders of `pull`."""
-        await self._call(node, DropImage(image=image, tier=tier, folders=folders))
+    async def close_folders(self, image: str, node: str) -> None:
+        """Remove the node's folders of the image, which its host cannot evict before."""
+        await self._call(node, CloseFolders(image=image))
+
+    async def drop(self, image: str, node: str, tier: str) -> None:
+        """Drop the idle image from the tier."""
+        await self._call(node, DropImage(image=image, tier=tier))
 
     async def refresh(self, node: str) -> None:
         """Read the node's record now, before its next heartbeat; a failure leaves the cached one."""

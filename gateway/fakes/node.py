@@ -19,6 +19,7 @@ from registry.errors import RemoteError
 from registry.messages.images import (
     AddTokenizer,
     CheckModel,
+    CloseFolders,
     DropImage,
     ImageRef,
     ModelChecked,
@@ -139,7 +140,7 @@ class FakeNode:
         self.loaded: dict[str, asyncio.Event] = {}
         self.tokenizers: list[str] = []  # digests, as they arrived
         self.foreign: set[str] = set()  # images that only another engine runs
-        self.folders: dict[str, dict[str, bytes]] = {}  # files by name of the folder
+        self.folders: dict[str, PullModel] = {}  # by name of the folder
         self.refusals: dict[str, str] = {}  # of images that no engine here can run
         self._record = _record(id_, **facts)
 
@@ -225,17 +226,18 @@ class FakeNode:
             case AddTokenizer(digest=digest):
                 self.tokenizers.append(digest)
                 await send(Acknowledged())
-            case PullModel(name=name, image=digest, files=files):
+            case PullModel(name=name, image=digest):
                 if not self.holds(digest, Tier.HOST):
                     raise RemoteError("start_failed", f"{digest} is not in the host tier")
-                self.folders[name] = files
+                self.folders[name] = request
                 await send(ModelFolder(path=f"/models/{self.id}/{name}"))
             case UnpinImage(image=digest):
                 await self._mark(digest, pinned=False)
                 await send(Acknowledged())
+            case CloseFolders(image=image):
+                self.folders = {name: one for name, one in self.folders.items() if one.image != image}
+                await send(Acknowledged())
             case DropImage(image=image, tier=tier):
-                if request.folders:
-                    self.folders.clear()
                 await self.drop(image, Tier(tier))
                 await send(Acknowledged())
             case OpenPipeline():
@@ -291,6 +293,8 @@ class FakeNode:
         await self.beat()
 
     async def drop(self, image: str, tier: Tier) -> None:
+        if tier is Tier.HOST and any(folder.image == image for folder in self.folders.values()):
+            return
         self.counts["drops"] += 1
         if tier is Tier.HOST:
             self.loaded.pop(image, None)

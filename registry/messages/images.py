@@ -79,22 +79,27 @@ class UnpinImage(Message, frozen=True, kw_only=True):
 
 
 class DropImage(Message, frozen=True, kw_only=True):
-    """A request to drop an idle image from `gpu` or `host`; with `folders` also those of PullModel."""
+    """A request to drop an idle image from `gpu` or `host`."""
 
     image: str
     tier: str
-    folders: bool = False
 
 
 class PullModel(Message, frozen=True, kw_only=True):
     """A request for a folder with these files and a link to the image, which is in the node's host tier.
 
-    The image cannot be evicted until a DropImage with `folders`. `name` is that of the folder.
+    The image cannot be evicted until a CloseFolders. `name` is that of the folder.
     """
 
     name: str
     image: str
     files: dict[str, bytes]
+
+
+class CloseFolders(Message, frozen=True, kw_only=True):
+    """A request to remove the folders of an image that the node made for PullModel."""
+
+    image: str
 
 
 class ModelFolder(Message, frozen=True, kw_only=True):

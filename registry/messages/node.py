@@ -7,7 +7,7 @@ of times are in the names.
 | request | replies, in order |
 |---|---|
 | StartInstance | InstanceProgress*, InstanceStarted |
-| StopInstance, DropImage, UnpinImage | Done |
+| StopInstance, DropImage, UnpinImage, CloseFolders | Done |
 | WarmImage | InstanceProgress*, Done |
 | CheckModel | ModelChecked |
 | AddTokenizer | Done |
@@ -39,6 +39,7 @@ from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequ
 from registry.messages.images import (
     AddTokenizer,
     CheckModel,
+    CloseFolders,
     DropImage,
     ImageRef,
     ModelChecked,
@@ -201,6 +202,7 @@ Request = (
     | CheckModel
     | AddTokenizer
     | PullModel
+    | CloseFolders
     | DropImage
     | UnpinImage
     | Generate

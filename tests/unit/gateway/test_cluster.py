@@ -92,7 +92,7 @@ async def test_a_pulled_model_is_where_the_image_is_or_on_the_named_node() -> No
         assert first == PulledModel(
             node=holder, host=f"host-{holder}", version=1, folder=f"/models/{holder}/f-1"
         )
-        assert set(cluster.nodes[holder].folders["f-1"]) == set(version.assets)
+        assert set(cluster.nodes[holder].folders["f-1"].files) == set(version.assets)
         other = next(name for name in cluster.nodes if name != holder)
         (*_, second) = [step async for step in control.pull("f", other)]
         assert isinstance(second, PulledModel) and second.node == other
@@ -149,8 +149,13 @@ async def test_a_copy_that_nodes_of_a_host_share_is_dropped_once() -> None:
     async with open_cluster(3, host="one") as cluster:
         await cluster.deploy()
         await cluster.control.cluster.scale("f", 3, (), wait=True)
+        for name in ("n1", "n2"):
+            [step async for step in cluster.control.cluster.pull("f", name)]
+        await cluster.control.cluster.drop("f", "gpu", ("n0",))
+        assert cluster.nodes["n1"].folders and cluster.nodes["n2"].folders
         await cluster.control.cluster.drop("f", "host", ())
-        assert cluster.counts("drops") == 1
+        assert not any(node.folders for node in cluster.nodes.values())
+        assert cluster.counts("drops") == 2
         await cluster.control.cluster.drop("f", "gpu", ())
         assert cluster.counts("drops") == 4
 

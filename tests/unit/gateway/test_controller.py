@@ -106,6 +106,18 @@ async def test_no_host_copy_is_kept_of_a_function_that_asks_for_none() -> None:
         await cluster.until(lambda: not cluster.control.state_cache.holders(version.image, Tier.HOST))
 
 
+async def test_pulled_folders_go_with_the_copies_of_a_deleted_function() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy(Scaling(host_keep_alive_s=0.0))
+        assert version.image is not None
+        for name in cluster.nodes:
+            [step async for step in cluster.control.cluster.pull("f", name)]
+        await cluster.state.delete_function("f")
+        await let_copies_idle(cluster)
+        await cluster.until(lambda: not cluster.control.state_cache.holders(version.image, Tier.HOST))
+        assert not any(node.folders for node in cluster.nodes.values())
+
+
 async def test_a_pinned_copy_is_dropped_once_its_function_asks_for_none() -> None:
     async with open_cluster(2) as cluster:
         version = await cluster.deploy(Scaling(host_keep_alive_s=0.0))
