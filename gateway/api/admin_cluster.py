@@ -1,7 +1,7 @@
 """/admin: operations on the running cluster (scale, warm, drop, logs, nodes, instances, casts)."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.bodies import managed_function, read_json
 from gateway.api.cast_view import show
+from gateway.core.contract import PulledModel, WaitStage
 from gateway.core.errors import translate
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.disconnect import CancelOnDisconnect
@@ -47,21 +48,15 @@ class ClusterAdmin:
         """Fill host tiers; progress is one JSON object a line, the last `{"done": true}`."""
         name = await self._known(request)
         payload = await read_json(request, self._services, self._warm, absent=b"{}")
-        stages = self._services.cluster.warm(name, payload.nodes, payload.on)
-
-        async def lines() -> AsyncGenerator[bytes, None]:
-            async for stage in stages:
-                yield msgspec.json.encode({"stage": stage.stage, "fraction": stage.fraction}) + b"\n"
-            yield b'{"done":true}\n'
-
-        return LineReply(self._services, request_context(request.scope), "application/x-ndjson", lines())
+        return self._progress(request, self._services.cluster.warm(name, payload.nodes, payload.on))
 
     async def pull(self, request: Request) -> ASGIApp:
         """Make a folder for other engines; progress is one JSON object a line, the last has the folder."""
         name = await self._known(request)
         payload = await read_json(request, self._services, self._pull, absent=b"{}")
-        steps = self._services.cluster.pull(name, payload.on)
+        return self._progress(request, self._services.cluster.pull(name, payload.on))
 
+    def _progress(self, request: Request, steps: AsyncIterator[WaitStage | PulledModel]) -> ASGIApp:
         async def lines() -> AsyncGenerator[bytes, None]:
             async for step in steps:
                 yield msgspec.json.encode(step) + b"\n"

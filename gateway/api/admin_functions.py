@@ -24,7 +24,7 @@ from registry.config.engine_args import check_vllm_args
 from registry.config.function_yaml import FILE_NAME, MAX_FILE_BYTES, parse_function_yaml
 from registry.config.handler_spec import HandlerSpec
 from registry.errors import Conflict, InvalidRecord, NotFound
-from registry.images.adapters import adapters_of, check_adapters
+from registry.images.adapters import MAX_FILES_BYTES, adapters_of, check_adapters, config_of, rank_of
 from registry.images.architectures import context_length_of
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import default_blocks
@@ -228,6 +228,8 @@ class FunctionAdmin:
         await self._check_blobs(version)
         if payload.task is not FunctionTask.HANDLER:
             await self._check_readable(version)
+            if version.engine is not EngineKind.NATIVE:
+                await self._check_adapters(version)
         elif FILE_NAME in version.assets:
             handler = await self._checked_handler(version.assets[FILE_NAME])
             version = replace(version, secrets=handler.secrets if handler else ())
@@ -273,6 +275,24 @@ class FunctionAdmin:
             raise Unprocessable(
                 f"context_length {version.context_length} is over the model's own, {longest} tokens",
                 param="context_length",
+            )
+
+    async def _check_adapters(self, version: FunctionVersion) -> None:
+        """Check the adapters, and that all files can be sent to a node with a start. Raises Unprocessable."""
+        try:
+            check_adapters(version.assets)
+            for adapter in adapters_of(version.assets):
+                name = config_of(adapter)
+                await self._check_size(version.assets[name], MAX_ASSET_BYTES, name)
+                rank_of(await self._services.blobs.read(version.assets[name], limit=MAX_ASSET_BYTES))
+        except InvalidRecord as error:
+            raise Unprocessable(str(error), param="assets") from error
+        nbytes = sum([await self._services.blobs.size(digest) or 0 for digest in version.assets.values()])
+        if nbytes > MAX_FILES_BYTES:
+            raise Unprocessable(
+                f"the files beside the weights, adapters included, have {nbytes} bytes; at most "
+                f"{MAX_FILES_BYTES} are allowed in all",
+                param="assets",
             )
 
     async def _check_blobs(self, version: FunctionVersion) -> None:
@@ -322,12 +342,8 @@ def _version_before(function: Function) -> int:
 
 def _engine_args(payload: CreateFunction) -> tuple[str, ...]:
     """Return the checked arguments of the engine. Raises Unprocessable."""
-    try:
-        check_adapters(payload.assets)
-    except InvalidRecord as error:
-        raise Unprocessable(str(error), param="assets") from error
     if payload.engine is EngineKind.NATIVE:
-        if adapters_of(payload.assets):
+        if payload.task is not FunctionTask.HANDLER and adapters_of(payload.assets):
             raise Unprocessable("LoRA adapters are for another engine (engine: vllm)", param="assets")
         if payload.engine_args:
             raise Unprocessable("engine_args are for another engine (engine: vllm)", param="engine_args")

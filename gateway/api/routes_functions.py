@@ -32,6 +32,7 @@ from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequ
 from gateway.schemas.parameters import TOP_K
 from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Array, Compute
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 
 _INLINE_BYTES = 1 << 20
@@ -86,10 +87,11 @@ class FunctionRoutes:
     ) -> ASGIApp:
         given = decode(body, self._object, self._services.settings.limits) | {"model": spec}
         require_input(version, given)
-        if "messages" in given:
-            payload = _convert(given, ChatRequest)
-            return await self._generate.chat_reply(context, version, payload, body_bytes=len(body))
-        return await self._generate.completion_reply(context, version, _convert(given, CompletionRequest))
+        payload: CompletionRequest | ChatRequest
+        payload = _convert(given, ChatRequest) if "messages" in given else _convert(given, CompletionRequest)
+        if version.engine is not EngineKind.NATIVE:
+            body = msgspec.json.encode(given)
+        return await self._generate.reply(context, version, payload, body)
 
     async def _classification(
         self, context: RequestContext, version: FunctionVersion, request: Request, body: bytes

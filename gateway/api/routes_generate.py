@@ -17,7 +17,7 @@ from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.inference.tool_calls import ToolForm
 from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
 from gateway.requests.forwarded_reply import ForwardedReply
-from gateway.requests.forwarding import forwarded_body, runs_by_tokens, sampling_defaults, with_defaults
+from gateway.requests.forwarding import plan_forward, runs_by_tokens, sampling_defaults, with_defaults
 from gateway.requests.generation import GenerationChoice, bad_word_ids, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
 from gateway.requests.grammar import TextGrammar, TextRules, requested_grammar
@@ -33,25 +33,22 @@ from gateway.schemas.openai import (
     refuse_misspelt,
     refuse_unsupported,
 )
-from registry.images.adapters import adapters_of, split_adapter
+from registry.images.adapters import split_adapter
 from registry.messages.forward import ForwardPath
 from registry.records.api_key import ApiKey
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 
 _COMPLETION_DEFAULT_TOKENS = 16
-_COMPLETIONS: ForwardPath = "/v1/completions"
-_CHAT: ForwardPath = "/v1/chat/completions"
 _Payload = TypeVar("_Payload", CompletionRequest, ChatRequest)
 
 GenerateReply = StreamReply | WholeReply | ForwardedReply
 
 
 class _Addressed(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a body by which it is routed."""
+    """What a body names, whatever else is in it."""
 
     model: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-    stream: bool | None = None
 
 
 class GenerateRoutes:
@@ -61,87 +58,82 @@ class GenerateRoutes:
         self._services = services
         self._completion = msgspec.json.Decoder(CompletionRequest)
         self._chat = msgspec.json.Decoder(ChatRequest)
-        self._any = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._addressed = msgspec.json.Decoder(_Addressed)
 
     async def completions(self, request: Request) -> GenerateReply:
         """Continue a prompt."""
-        found = await self._read(request, self._completion, CompletionRequest)
-        if isinstance(found, ForwardedReply):
-            return found
-        version, payload, _ = found
-        return await self.completion_reply(request_context(request.scope), version, payload)
+        return await self._serve(request, self._completion, CompletionRequest)
 
     async def chat(self, request: Request) -> GenerateReply:
         """Continue a conversation."""
-        found = await self._read(request, self._chat, ChatRequest)
-        if isinstance(found, ForwardedReply):
-            return found
-        version, payload, body_bytes = found
-        context = request_context(request.scope)
-        return await self.chat_reply(context, version, payload, body_bytes=body_bytes)
+        return await self._serve(request, self._chat, ChatRequest)
 
-    async def _read(
+    async def _serve(
         self, request: Request, decoder: msgspec.json.Decoder[_Payload], kind: type[_Payload]
-    ) -> tuple[FunctionVersion, _Payload, int] | ForwardedReply:
-        """Return the version, the validated body and its size; or the reply of another engine's server."""
+    ) -> GenerateReply:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
-        caller = request_context(request.scope).caller
+        context = request_context(request.scope)
         try:
             payload = decode(body, decoder, limits)
-        except ApiError:
-            version = await self._foreign_version(body, caller)
+        except Unprocessable:
+            version = await self._foreign_version(body, context.caller)
             if version is None:
                 raise
-            return await self._forwarded(request, version, body)
+            return await self._forwarded(context, version, body, kind)
         name, adapter = split_adapter(payload.model)
-        version = await self._services.functions.resolve(name, caller)
+        version = await self._services.functions.resolve(name, context.caller)
         if adapter:
-            return await self._forwarded(request, version, body)
-        if version.engine is EngineKind.NATIVE or version.task is not FunctionTask.GENERATE:
+            return await self._forwarded(context, version, body, kind)
+        if version.engine is EngineKind.NATIVE:
             refuse_misspelt(body, kind)
-            return version, payload, len(body)
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        assets = await self._services.assets.get(version)
-        defaults = sampling_defaults(assets.generation, version.engine_args)
-        if defaults is not None and runs_by_tokens(
-            payload, fields, has_tokenizer=assets.tokenizer is not None
-        ):
-            return version, with_defaults(payload, defaults), len(body)
-        return await self._forwarded(request, version, body)
+        return await self.reply(context, version, payload, body)
+
+    async def reply(
+        self,
+        context: RequestContext,
+        version: FunctionVersion,
+        payload: CompletionRequest | ChatRequest,
+        body: bytes,
+    ) -> GenerateReply:
+        """Return the response to the validated request of a body, by what runs the version."""
+        if version.engine is not EngineKind.NATIVE:
+            assets = await self._services.assets.get(version)
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            defaults = sampling_defaults(assets.generation, version.engine_args)
+            by_tokens = runs_by_tokens(payload, fields, has_tokenizer=assets.tokenizer is not None)
+            if defaults is None or not by_tokens:
+                return await self._forwarded(context, version, body, type(payload))
+            payload = with_defaults(payload, defaults)
+        if isinstance(payload, ChatRequest):
+            return await self._chat_reply(context, version, payload, body_bytes=len(body))
+        return await self._completion_reply(context, version, payload)
 
     async def _foreign_version(self, body: bytes, caller: ApiKey) -> FunctionVersion | None:
         """Return the version that a body names, if another engine runs it: its server validates the body."""
         try:
-            name, _ = split_adapter(msgspec.json.decode(body, type=_Addressed).model)
+            addressed = decode(body, self._addressed, self._services.settings.limits)
+            name, _ = split_adapter(addressed.model)
             version = await self._services.functions.resolve(name, caller)
-        except (msgspec.DecodeError, ApiError):
+        except ApiError:
             return None
         return None if version.engine is EngineKind.NATIVE else version
 
-    async def _forwarded(self, request: Request, version: FunctionVersion, body: bytes) -> ForwardedReply:
-        context = request_context(request.scope)
+    async def _forwarded(
+        self,
+        context: RequestContext,
+        version: FunctionVersion,
+        body: bytes,
+        kind: type[CompletionRequest | ChatRequest],
+    ) -> ForwardedReply:
         context.set_version(version)
         self._services.health.require_alive()
         limits = self._services.settings.limits
-        decode(body, self._any, limits)  # its bounds
-        addressed = msgspec.json.decode(body, type=_Addressed)
-        _, adapter = split_adapter(addressed.model)
-        if adapter and adapter not in adapters_of(version.assets):
-            known = ", ".join(adapters_of(version.assets)) or "none"
-            raise ApiError(
-                404,
-                "model_not_found",
-                f"{version.function} has no adapter {adapter[:80]!r}; it has: {known}",
-                param="model",
-            )
-        streams = bool(addressed.stream)
-        tenant = context.caller.tenant
-        sent = await asyncio.to_thread(forwarded_body, body, version, tenant, adapter)
-        path = _CHAT if request.url.path.endswith("/chat/completions") else _COMPLETIONS
-        return ForwardedReply(self._services, context, version, path, sent, streams=streams)
+        plan = await asyncio.to_thread(plan_forward, body, version, context.caller.tenant, limits)
+        path: ForwardPath = "/v1/chat/completions" if kind is ChatRequest else "/v1/completions"
+        return ForwardedReply(self._services, context, version, path, plan)
 
-    async def completion_reply(
+    async def _completion_reply(
         self, context: RequestContext, version: FunctionVersion, payload: CompletionRequest
     ) -> GenerateReply:
         """Return the response to a validated completion request."""
@@ -168,7 +160,7 @@ class GenerateRoutes:
         options = self._options("cmpl", context, assets, payload, payload.logprobs)
         return self._reply(context, version, assets, choices, CompletionFormat(options), payload)
 
-    async def chat_reply(
+    async def _chat_reply(
         self, context: RequestContext, version: FunctionVersion, payload: ChatRequest, *, body_bytes: int
     ) -> GenerateReply:
         """Return the response to a validated chat request, of a body of that size."""

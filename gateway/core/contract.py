@@ -67,7 +67,8 @@ Work = Generate | Compute | InvokeHandler | ForwardRequest
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it.
 
-    Calls of one `prefix` go to the same instance while its load allows; 0 for any.
+    Calls of one `prefix` go to the same instance while its load allows; 0 for any. `most_tokens` bounds what
+    a request computes that passes through.
     """
 
     request_id: str
@@ -76,6 +77,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     work: Work
     deadlines: Deadlines = Deadlines()
     prefix: int = 0
+    most_tokens: int = 0
 
 
 class WaitStage(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from gateway.core.contract import (
     FunctionCall,
     WaitStage,
 )
-from registry.messages.forward import ForwardedChunk, ForwardedHead
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from registry.messages.node import HandlerChunk, RequestUsage, Tokens
 
 _CHECK_EVERY_S = 0.02
@@ -85,6 +85,7 @@ class OpenCall(ABC):
     overran = False  # the limit of the whole call ended it
     first_output_s: float | None = None
     _assigned_s: float | None = None
+    _head_came = False  # of a request that passes through
     _ended_s: float | None = None
     _reader: asyncio.Task[object] | None = None
     _waiting: asyncio.Task[object] | None = None  # the reader, while it waits for an event
@@ -173,8 +174,9 @@ class OpenCall(ABC):
                 self.assigned = event
                 self._assigned_s = self._loop.time()
                 self.stage = "first output"
-            case ForwardedHead():
-                pass  # nothing of it is sent before the first chunk
+            case ForwardedHead():  # nothing of it is sent before the first chunk
+                self._head_came = True
+                self._progress_s = self._loop.time()
             case ForwardedChunk(prompt_tokens=prompt, completion_tokens=completion):
                 self._note_output()
                 self.prompt_tokens, self.tokens = prompt, completion
@@ -248,8 +250,11 @@ class OpenCall(ABC):
 
     def _deadline_s(self) -> float:
         limits = self.call.deadlines
+        last_s = self._started_s + limits.total_s
+        if self.assigned is not None and isinstance(self.call.work, ForwardRequest) and not self._head_came:
+            return last_s  # the head of a whole response comes after all of its tokens
         next_s = self._waiting_since_s + limits.idle_s if self.outputs else self._progress_s + limits.start_s
-        return min(next_s, self._started_s + limits.total_s)
+        return min(next_s, last_s)
 
     def _timed_out(self) -> DispatchError:
         if self.stage == WAITS_FOR_NODE and not self.outputs:

@@ -13,6 +13,7 @@ from gateway.core.contract import DispatchError, FunctionCall, WaitStage
 from gateway.dispatch.call_averages import AveragesTable
 from gateway.dispatch.fairness import TenantCounts, WeightedFairQueue
 from gateway.dispatch.router import CallTokens
+from registry.messages.forward import ForwardRequest
 from registry.messages.node import Compute, Generate
 from registry.records.change import VersionLoad
 from registry.records.function import FunctionTask
@@ -340,5 +341,7 @@ def _cost(call: FunctionCall) -> int:
             return len(prompt) + sampling.max_tokens
         case Compute(token_ids=texts):
             return 1 + sum(map(len, texts))
+        case ForwardRequest():
+            return 1 + call.most_tokens
         case _:
             return 1

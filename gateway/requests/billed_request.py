@@ -95,6 +95,7 @@ class BilledRequest:
             work=work,
             deadlines=self._services.settings.deadlines,
             prefix=prefix,
+            most_tokens=self._bound.prompt_tokens + self._bound.completion_tokens,
         )
         run = self._services.dispatcher.run(call)
         self.runs.append(run)

@@ -7,14 +7,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.contract import Assigned, DispatchError, WaitStage
 from gateway.core.errors import ApiError, BadRequest
-from gateway.core.prefix import prefix_of_text
 from gateway.core.request_context import RequestContext
 from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
 from gateway.http.sse import DONE, EventStream, encode_event
 from gateway.requests.billed_request import BilledRequest
-from gateway.requests.forwarding import bound_of, prompt_start
+from gateway.requests.forwarding import ForwardPlan
 from gateway.requests.generation_reply import StageReporter, fail_stream
 from gateway.requests.services import Services
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath, ForwardRequest
@@ -34,24 +33,20 @@ class ForwardedReply:
         context: RequestContext,
         version: FunctionVersion,
         path: ForwardPath,
-        body: bytes,
-        *,
-        streams: bool,
+        plan: ForwardPlan,
     ) -> None:
         self._services = services
         self._context = context
         self._version = version
         self._path = path
-        self._body = body
-        self._streams = streams
-        self._start = prompt_start(body)
+        self._plan = plan
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings = self._services.settings.streams
         stream = EventStream(send, settings.write_timeout_s)
-        bound = bound_of(self._body, self._version)
-        job = BilledRequest(self._services, self._context, self._version, bound, streams=self._streams)
-        reporter = StageReporter(stream, job, settings) if self._streams else None
+        plan = self._plan
+        job = BilledRequest(self._services, self._context, self._version, plan.bound, streams=plan.streams)
+        reporter = StageReporter(stream, job, settings) if plan.streams else None
         tick = None if reporter is None else reporter.tick
         try:
             with CancelOnDisconnect(scope, tick=tick, tick_in_s=settings.head_wait_s) as guard:
@@ -70,11 +65,11 @@ class ForwardedReply:
 
     async def _run(self, job: BilledRequest, stream: EventStream, reporter: StageReporter | None) -> bytes:
         """Pass on the chunks; return what is sent once the request is billed."""
-        work = ForwardRequest(request_id=job.next_call_id(), instance_id="", path=self._path, body=self._body)
+        plan = self._plan
+        work = ForwardRequest(request_id=job.next_call_id(), instance_id="", path=self._path, body=plan.body)
         head: ForwardedHead | None = None
         rest, delivered = b"", 0
-        tenant, version = self._context.caller.tenant, self._version.version
-        async with job.run(work, prefix_of_text(tenant, version, self._start)) as run:
+        async with job.run(work, plan.prefix) as run:
             async for event in run:
                 match event:
                     case Assigned():

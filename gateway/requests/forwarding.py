@@ -4,19 +4,25 @@ A request that the native engine could serve is run by its token ids instead: th
 continues elsewhere when its instance is lost.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from gateway.core.errors import BadRequest
+from gateway.core.errors import ApiError, BadRequest
+from gateway.core.prefix import prefix_of_text
+from gateway.core.settings import RequestLimits
+from gateway.http.limits import decode
+from gateway.inference.tokenization import split_prompts
 from gateway.schemas.openai import ChatRequest, CompletionRequest, GenerateFields
 from gateway.tenants.cost_estimates import WorkBound
+from registry.images.adapters import adapters_of, model_of, split_adapter
+from registry.messages.forward import cache_salt
 from registry.records.function import FunctionVersion
 
-MAX_CHOICES = 128
+_FIELDS = msgspec.json.Decoder(dict[str, Any])
 # Fields that a request by token ids carries out as the engine's own server does, on any instance.
 _BY_TOKENS = frozenset(
     {
@@ -27,10 +33,12 @@ _BY_TOKENS = frozenset(
 )
 # Where a tenant must not decide: the order of all requests, other instances, files and addresses.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "priority", "chat_template", "media_io_kwargs")
+# Fields by which a request is billed, bounded and separated: the server would take other types, too.
+_KINDS: Mapping[str, type] = {"n": int, "stream": bool, "cache_salt": str}
+_PROMPT_FIELDS = ("tools", "messages", "prompt")
 _MAX_DEPTH = 16
 _OVERRIDE = "--override-generation-config"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-_Payload = TypeVar("_Payload", CompletionRequest, ChatRequest)
 
 
 def runs_by_tokens(
@@ -55,11 +63,10 @@ def _has_text(prompt: object) -> bool:
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
     content = message.get("content")
-    texts = (
-        content is None
-        or isinstance(content, str)
-        or all(isinstance(part, dict) and part.get("type") == "text" for part in content)
-    )
+    if isinstance(content, list):
+        texts = all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    else:
+        texts = content is None or isinstance(content, str)
     return texts and not message.get("tool_calls") and message.get("role") != "tool"
 
 
@@ -90,7 +97,9 @@ def _object(text: str) -> dict[str, object]:
         return {}
 
 
-def with_defaults(payload: _Payload, defaults: Mapping[str, float]) -> _Payload:
+def with_defaults(
+    payload: CompletionRequest | ChatRequest, defaults: Mapping[str, float]
+) -> CompletionRequest | ChatRequest:
     """Return the request with the defaults for the sampling that it leaves out."""
     fields = {name: value for name, value in defaults.items() if name in _DEFAULTS[:4]}
     if isinstance(payload, ChatRequest) and payload.max_completion_tokens is None:
@@ -101,58 +110,91 @@ def with_defaults(payload: _Payload, defaults: Mapping[str, float]) -> _Payload:
     return msgspec.structs.replace(payload, **missing)
 
 
-def forwarded_body(body: bytes, version: FunctionVersion, tenant: str, adapter: str = "") -> bytes:
-    """Return the body for the engine's server, by the model or an adapter. Raises BadRequest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardPlan:
+    """What the engine's server gets of a request, and what it computes at most."""
 
-    Prefixes are cached by tenant, so that none learns from a time what another has sent.
-    """
-    fields = msgspec.json.decode(body, type=dict[str, Any])
+    body: bytes
+    bound: WorkBound
+    prefix: int
+    streams: bool
+
+
+def plan_forward(body: bytes, version: FunctionVersion, tenant: str, limits: RequestLimits) -> ForwardPlan:
+    """Return how a request passes through. It may take long. Raises ApiError."""
+    fields = decode(body, _FIELDS, limits)
+    _refuse_reserved(fields)
+    _, adapter = split_adapter(str(fields.get("model") or ""))
+    if adapter:
+        _check_adapter(adapter, version)
+    bound = _bound_of(fields, len(body), version, limits.calls)
+    start = b"".join(msgspec.json.encode(fields[name]) for name in _PROMPT_FIELDS if name in fields)
+    fields["model"] = model_of(version.function, adapter)
+    fields["cache_salt"] = cache_salt(tenant, fields.get("cache_salt") or "")
+    return ForwardPlan(
+        body=msgspec.json.encode(fields),
+        bound=bound,
+        prefix=prefix_of_text(tenant, version.version, start),
+        streams=fields.get("stream") or False,
+    )
+
+
+def _refuse_reserved(fields: Mapping[str, Any]) -> None:
     for field in _RESERVED:
         if fields.get(field) is not None:
             raise BadRequest(f"{field} cannot be set by a request", param=field, code="unsupported_parameter")
-    choices = fields.get("n")
-    if isinstance(choices, int) and choices > MAX_CHOICES:
-        raise BadRequest(f"n must be at most {MAX_CHOICES}", param="n")
-    for reference in _references(fields.get("messages"), _MAX_DEPTH):
-        if not reference.startswith("data:"):
-            raise BadRequest(
-                "images and other media must be data: URLs; the platform fetches nothing", param="messages"
-            )
-    fields["model"] = f"{version.function}/{adapter}" if adapter else version.function
-    salt = f"{tenant}\0{fields.get('cache_salt') or ''}"
-    fields["cache_salt"] = hashlib.sha256(salt.encode()).hexdigest()
-    return msgspec.json.encode(fields)
+    for field, kind in _KINDS.items():
+        if not isinstance(fields.get(field), kind | None):
+            raise BadRequest(f"{field} must be of the type {kind.__name__}", param=field)
+    _check_media(fields.get("messages"), _MAX_DEPTH)
 
 
-def _references(value: object, depth: int) -> Iterator[str]:
-    """Yield the addresses of media in messages. Raises BadRequest for what is nested too deeply."""
+def _check_adapter(adapter: str, version: FunctionVersion) -> None:
+    known = adapters_of(version.assets)
+    if adapter not in known:
+        raise ApiError(
+            404,
+            "model_not_found",
+            f"{version.function} has no adapter {adapter[:80]!r}; it has: {', '.join(known) or 'none'}",
+            param="model",
+        )
+
+
+def _check_media(value: object, depth: int) -> None:
+    """Raise BadRequest for media in messages that the server would fetch, or take from its cache by name."""
     if not isinstance(value, dict | list):
         return
     if not depth:
         raise BadRequest("messages are nested too deeply", param="messages")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if isinstance(inner, str) and (key == "url" or key.endswith("_url")):
-                yield inner
-            else:
-                yield from _references(inner, depth - 1)
-    else:
+    if isinstance(value, list):
         for inner in value:
-            yield from _references(inner, depth - 1)
+            _check_media(inner, depth - 1)
+        return
+    for key, inner in value.items():
+        if key == "uuid" and inner is not None:
+            raise BadRequest(
+                "uuid of a part cannot be set by a request: media are cached by their content",
+                param="messages",
+                code="unsupported_parameter",
+            )
+        if not (isinstance(inner, str) and (key == "url" or key.endswith("_url"))):
+            _check_media(inner, depth - 1)
+        elif not inner.startswith("data:"):
+            raise BadRequest(
+                "images and other media must be data: URLs; the platform fetches nothing", param="messages"
+            )
 
 
-def prompt_start(body: bytes) -> bytes:
-    """Return what a request's prompt begins with, as JSON: tools, then messages or the text."""
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return b"".join(bytes(fields[name]) for name in ("tools", "messages", "prompt") if name in fields)
-
-
-def bound_of(body: bytes, version: FunctionVersion) -> WorkBound:
-    """Return what a forwarded request computes at most."""
-    fields = msgspec.json.decode(body, type=dict[str, Any])
-    longest = version.context_length or len(body)
+def _bound_of(fields: Mapping[str, Any], nbytes: int, version: FunctionVersion, most: int) -> WorkBound:
+    """Return what a request computes at most. Raises ApiError for more than `most` choices in all."""
+    prompt, choices = fields.get("prompt"), fields.get("n") or 1
+    prompts = len(split_prompts(prompt, param="prompt", limit=most)) if isinstance(prompt, list) else 1
+    count = prompts * choices
+    if not 0 < count <= most:
+        raise BadRequest(f"the number of prompts times n must be 1 to {most}", param="n")
+    longest = version.context_length or nbytes
     wanted = fields.get("max_completion_tokens") or fields.get("max_tokens")
     tokens = min(wanted, longest) if isinstance(wanted, int) and wanted > 0 else longest
-    choices = fields.get("n")
-    count = choices if isinstance(choices, int) and choices > 0 else 1
-    return WorkBound(calls=count, prompt_tokens=min(len(body), longest), completion_tokens=count * tokens)
+    return WorkBound(
+        calls=count, prompt_tokens=min(nbytes, prompts * longest), completion_tokens=count * tokens
+    )

@@ -33,8 +33,6 @@ Nanos = Annotated[int, Meta(ge=0, le=2**53)]
 Price = Annotated[int, Meta(ge=0, le=10**13)]
 Concurrent = Annotated[int, Meta(ge=1, le=1_000_000)]
 PerMinute = Annotated[int, Meta(ge=1, le=10**9)]
-
-
 EngineArgs = Annotated[list[Annotated[str, Meta(max_length=MAX_ARG_CHARS)]], Meta(max_length=MAX_ENGINE_ARGS)]
 
 
@@ -113,9 +111,7 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     source: Annotated[str, Meta(max_length=256)] = ""
     revision: Annotated[str, Meta(pattern=COMMIT)] = ""
     engine: EngineKind = EngineKind.NATIVE
-    engine_args: Annotated[
-        list[Annotated[str, Meta(max_length=MAX_ARG_CHARS)]], Meta(max_length=MAX_ENGINE_ARGS)
-    ] = []
+    engine_args: EngineArgs = []
 
 
 class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from registry.images.safetensors_file import read_bounded
 FOLDER = "lora"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_ADAPTERS = 32
+MAX_FILES_BYTES = 60 << 20  # of all files of a function, which a start sends to its node in one message
 MAX_RANK = 512
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -21,6 +22,11 @@ def adapters_of(files: Collection[str]) -> list[str]:
     """Return the names of the adapters among a function's files, sorted."""
     parts = [file.split("/") for file in files]
     return sorted(part[1] for part in parts if len(part) == 3 and (part[0], part[2]) == (FOLDER, CONFIG))
+
+
+def config_of(adapter: str) -> str:
+    """Return the name of an adapter's adapter_config.json among a function's files."""
+    return f"{FOLDER}/{adapter}/{CONFIG}"
 
 
 def model_of(function: str, adapter: str) -> str:

@@ -1,10 +1,19 @@
 """Messages of requests that pass through to another engine's own server (see the table in `node`)."""
 
+import hashlib
 from typing import Literal
 
 from registry.messages.base import Message
 
 ForwardPath = Literal["/v1/completions", "/v1/chat/completions"]
+
+
+def cache_salt(tenant: str, given: str = "") -> str:
+    """Return the salt of a request's prefix cache, with the client's own, if any.
+
+    Prefixes are cached by tenant, so that none learns from a time what another has sent.
+    """
+    return hashlib.sha256(f"{tenant}\0{given}".encode()).hexdigest()
 
 
 class ForwardRequest(Message, frozen=True, kw_only=True):

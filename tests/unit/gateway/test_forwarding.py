@@ -1,25 +1,34 @@
 """Which requests pass through to another engine's server, and what it gets of them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from gateway.core.errors import BadRequest
+from gateway.core.errors import ApiError, BadRequest, Unprocessable
+from gateway.core.settings import RequestLimits
 from gateway.requests.forwarded_reply import refused
 from gateway.requests.forwarding import (
-    bound_of,
-    forwarded_body,
+    ForwardPlan,
+    plan_forward,
     runs_by_tokens,
     sampling_defaults,
     with_defaults,
 )
 from gateway.schemas.openai import ChatRequest, CompletionRequest
+from registry.messages.forward import cache_salt
 from tests.fixtures.control import make_version
 
 HELLO = [{"role": "user", "content": "hello"}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+def _plan(body: bytes | dict[str, Any], tenant: str = "t", assets: tuple[str, ...] = ()) -> ForwardPlan:
+    data = body if isinstance(body, bytes) else json.dumps({"model": "f", **body}).encode()
+    version = replace(make_version(), assets=dict.fromkeys(assets, "ab" * 32))  # of 1024 tokens
+    return plan_forward(data, version, tenant, RequestLimits())
 
 
 def _chat(**fields: Any) -> bool:
@@ -51,6 +60,7 @@ def test_plain_requests_run_by_their_tokens(fields: dict[str, Any]) -> None:
         {"guided_regex": "a"},
         {"something_new": 1},
         {"messages": [{"role": "user", "content": [IMAGE]}]},
+        {"messages": [{"role": "user", "content": 5}]},
         {"messages": [*HELLO, {"role": "tool", "content": "x", "tool_call_id": "y"}]},
     ],
 )
@@ -68,12 +78,20 @@ def test_completions_by_tokens() -> None:
 
 
 def test_the_server_gets_all_fields_and_a_salt_of_the_tenant() -> None:
-    body = json.dumps({"model": "f", "messages": HELLO, "odd": [1, {"a": 2}]}).encode()
-    one, other = (json.loads(forwarded_body(body, make_version(), tenant)) for tenant in ("a", "b"))
-    assert one.pop("cache_salt") != other.pop("cache_salt")
-    assert one == other == json.loads(body)
-    adapted = forwarded_body(b'{"model":"f:1/sql"}', make_version(), "a", "sql")
-    assert json.loads(adapted)["model"] == "f/sql"
+    fields = {"messages": HELLO, "odd": [1, {"a": 2}]}
+    one, other = (json.loads(_plan(fields, tenant).body) for tenant in ("a", "b"))
+    assert one.pop("cache_salt") == cache_salt("a") != other.pop("cache_salt")
+    assert one == other == {"model": "f", **fields}
+    salted = json.loads(_plan({**fields, "cache_salt": "x"}, "a").body)["cache_salt"]
+    assert salted == cache_salt("a", "x") != cache_salt("a")
+
+
+def test_an_adapter_is_one_of_the_function() -> None:
+    files = ("lora/sql/adapter_config.json", "lora/sql/adapter_model.safetensors")
+    assert json.loads(_plan(b'{"model":"f:1/sql"}', assets=files).body)["model"] == "f/sql"
+    with pytest.raises(ApiError, match="has no adapter 'chat'; it has: sql") as unknown:
+        _plan(b'{"model":"f/chat"}', assets=files)
+    assert unknown.value.status == 404
 
 
 @pytest.mark.parametrize(
@@ -82,7 +100,14 @@ def test_the_server_gets_all_fields_and_a_salt_of_the_tenant() -> None:
         ({"kv_transfer_params": {}}, "kv_transfer_params cannot be set"),
         ({"priority": -1}, "priority cannot be set"),
         ({"chat_template": "{{ x }}"}, "chat_template cannot be set"),
-        ({"n": 10_000}, "n must be at most"),
+        ({"n": 10_000}, "must be 1 to 128"),
+        ({"n": -1}, "must be 1 to 128"),
+        ({"n": "16000"}, "n must be of the type int"),
+        ({"n": 16000.0}, "n must be of the type int"),
+        ({"prompt": ["a"] * 65, "n": 2}, "must be 1 to 128"),
+        ({"stream": "true"}, "stream must be of the type bool"),
+        ({"cache_salt": 5}, "cache_salt must be of the type str"),
+        ({"messages": [{"role": "user", "content": [{**IMAGE, "uuid": "a"}]}]}, "uuid of a part"),
         (
             {"messages": [{"role": "user", "content": [{"image_url": {"url": "http://10.0.0.1/"}}]}]},
             "data: URLs",
@@ -91,9 +116,8 @@ def test_the_server_gets_all_fields_and_a_salt_of_the_tenant() -> None:
     ],
 )
 def test_what_a_tenant_may_not_decide(fields: dict[str, Any], words: str) -> None:
-    body = json.dumps({"model": "f", "messages": HELLO, **fields}).encode()
     with pytest.raises(BadRequest, match=words):
-        forwarded_body(body, make_version(), "t")
+        _plan({"messages": HELLO, **fields})
 
 
 def test_sampling_has_the_defaults_of_vllm() -> None:
@@ -111,19 +135,36 @@ def test_sampling_has_the_defaults_of_vllm() -> None:
 
 
 def test_nesting_is_bounded() -> None:
-    nested: Any = "x"
-    for _ in range(64):
-        nested = [nested]
-    with pytest.raises(BadRequest, match="nested too deeply"):
-        forwarded_body(json.dumps({"model": "f", "messages": nested}).encode(), make_version(), "t")
+    for depth, words in ((32, "nested too deeply"), (1000, "nests deeper than 64 levels")):
+        with pytest.raises(BadRequest, match=words):
+            _plan(b'{"model":"f","messages":%b%b}' % (b"[" * depth, b"]" * depth))
+
+
+@pytest.mark.parametrize("body", [b'{"model":"f","prompt":"\xff"}', b"{", b'{"prompt":"\\ud800"}'])
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="not valid JSON"):
+        _plan(body)
 
 
 def test_what_a_request_computes_at_most() -> None:
-    version = make_version()  # of 1024 tokens
-    assert bound_of(b'{"max_tokens":5,"n":3}', version).completion_tokens == 15
-    assert bound_of(b'{"max_tokens":99999}', version).completion_tokens == 1024
-    bound = bound_of(b"{}", version)
-    assert (bound.calls, bound.prompt_tokens, bound.completion_tokens) == (1, 2, 1024)
+    assert _plan({"max_tokens": 5, "n": 3}).bound.completion_tokens == 15
+    assert _plan({"max_tokens": 99999}).bound.completion_tokens == 1024
+    bound = _plan(b'{"a":1}').bound
+    assert (bound.calls, bound.prompt_tokens, bound.completion_tokens) == (1, 7, 1024)
+    many = _plan({"prompt": ["word " * 2000] * 4, "n": 2, "max_tokens": 10}).bound
+    assert (many.calls, many.prompt_tokens, many.completion_tokens) == (8, 4096, 80)
+    with pytest.raises(Unprocessable, match="at most 128 items"):
+        _plan({"prompt": ["a"] * 129})
+
+
+def test_prompts_of_one_beginning_have_one_prefix() -> None:
+    def prefix(text: str, tenant: str = "t", **fields: Any) -> int:
+        return _plan({"prompt": text, **fields}, tenant).prefix
+
+    start = "system " * 100
+    assert prefix(start + "a") == prefix(start + "b", temperature=1) != 0
+    assert prefix(start, "other") != prefix(start) != prefix("other " * 100)
+    assert prefix("short") == 0
 
 
 @pytest.mark.parametrize(
