@@ -102,17 +102,28 @@ class ToolReader:
             return []
         calls = []
         for item in decoded if isinstance(decoded, list) else [decoded]:
-            if not isinstance(item, dict) or item.get("name") not in self._names:
+            name = item.get("name") if isinstance(item, dict) else None
+            if not isinstance(name, str) or name not in self._names:
                 return []
             arguments = item.get("arguments", item.get("parameters", {}))
+            if isinstance(arguments, str) and not _is_unicode(arguments):
+                return []
             calls.append(
                 ToolCall(
                     id=f"call_{secrets.token_hex(12)}",
-                    name=item["name"],
+                    name=name,
                     arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
                 )
             )
         return calls
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, by an escape
+        return False
+    return True
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -34,6 +34,22 @@ def test_tagged_calls_among_text(cuts: list[int]) -> None:
     assert said.replace("\n", "") == "Let me see. Done <b>."
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": {"a": 1}}',
+        '{"name": ["weather"]}',
+        '{"name": "weather", "arguments": "\\ud800"}',
+        "[[]]",
+        "5",
+    ],
+)
+def test_what_is_nearly_a_call_is_text(call: str) -> None:
+    assert _read(ToolForm.WHOLE, call, []) == (call, [])
+    tagged = f"<tool_call>{call}</tool_call>"
+    assert _read(ToolForm.TAGGED, tagged, []) == (tagged, [])
+
+
 @given(CUTS, st.text(max_size=60))
 def test_text_without_a_call_stays_as_it_is(cuts: list[int], text: str) -> None:
     for form in ToolForm:
