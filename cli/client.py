@@ -131,24 +131,21 @@ def raise_for(response: httpx2.Response) -> None:
     """Raise the CliError of an error response; return for any other."""
     if response.status_code < 400:
         return
-    message = error_message(response)
     kind, hint = _ERRORS.get(response.status_code, (CliError, ""))
-    raise _CODES.get(_error_code(response), kind)(message + hint)
-
-
-def _error_code(response: httpx2.Response) -> str:
-    try:
-        return str(response.json()["error"]["code"])
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        return ""
+    raise _CODES.get(_of_error(response, "code"), kind)(error_message(response) + hint)
 
 
 def error_message(response: httpx2.Response) -> str:
     """Return the message of an error response."""
+    found = _of_error(response, "message")
+    return found or f"HTTP {response.status_code}: {response.text[:500]}".removesuffix(": ")
+
+
+def _of_error(response: httpx2.Response, field: str) -> str:
     try:
-        return str(response.json()["error"]["message"])
+        return str(response.json()["error"][field])
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        return f"HTTP {response.status_code}: {response.text[:500]}".removesuffix(": ")
+        return ""
 
 
 def server_events(response: httpx2.Response) -> Iterator[tuple[str, str]]:

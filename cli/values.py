@@ -62,3 +62,8 @@ def utc(at: float) -> str:
 def utc_ms(at: float) -> str:
     """Return Unix seconds as ISO 8601 in UTC, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def source_at(source: str, revision: str) -> str:
+    """Return where a model is from, with its commit if that is known."""
+    return f"{source}@{revision}" if source and revision else source

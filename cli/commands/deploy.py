@@ -33,7 +33,7 @@ from cli.upload.bundle import (
     read_spec,
 )
 from cli.upload.packed import is_packed
-from cli.values import human_bytes
+from cli.values import human_bytes, source_at
 from registry.config.emulation import is_emulated
 from registry.config.engine_args import check_vllm_args, split_engine_args
 from registry.config.function_yaml import DTYPES, FILE_NAME, FunctionSpec
@@ -266,7 +266,7 @@ def deployed(made: dict[str, Any], bundle: Bundle) -> list[tuple[str, str]]:
     """Return the labelled values of a deployed version."""
     shown = [("Name", made["name"]), ("Version", str(made["version"]))]
     if bundle.source:
-        shown.append(("Source", f"{bundle.source}@{bundle.revision}"))
+        shown.append(("Source", source_at(bundle.source, bundle.revision)))
     if made["image"]:
         shown.append(("Image", made["image"]))
         shown.append(("Size", f"{human_bytes(made['bytes'])} in {made['blocks']} blocks"))

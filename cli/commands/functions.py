@@ -14,7 +14,7 @@ from cli.options import client_options, output_option
 from cli.output import emit_record, emit_rows, write, write_fields
 from cli.progress import note
 from cli.tables import Column, Row
-from cli.values import age_of, duration, human_bytes, utc
+from cli.values import age_of, duration, human_bytes, source_at, utc
 
 LIST_FIELDS = (
     *("name", "version", "task", "state", "architecture", "dtype", "bytes", "image"),
@@ -105,8 +105,8 @@ def summary(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def pinned(version: Row) -> str:
-    """Return the hub id of a version's model with its commit, "" for a local one."""
-    return f"{version['source']}@{version['revision'][:12]}" if version.get("source") else ""
+    """Return where a version's model is from, with its commit on a hub; "" for a local one."""
+    return source_at(version.get("source", ""), version.get("revision", "")[:12])
 
 
 def pipeline(one: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Owner": shared(function),
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
-        "Source": f"{current['source']}@{current['revision']}" if current.get("source") else "",
+        "Source": source_at(current.get("source", ""), current.get("revision", "")),
         "Secrets": ", ".join(current.get("secrets", ())),
         "Image": image(current),
         "Instances": f"{scaling['min_instances']} to {'one per node' if most is None else most}, "

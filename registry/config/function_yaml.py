@@ -74,8 +74,8 @@ class FunctionSpec:
     given: frozenset[str] = field(default=frozenset(), compare=False)  # the settings of `scaling` that it has
 
     def model_folder(self, base: Path) -> Path | None:
-        """Return the model's local folder, or None where `model` is a hub id (or absent)."""
-        if self.model is None:
+        """Return the model's local folder, or None where `model` is a hub id or a URL (or absent)."""
+        if self.model is None or "://" in self.model:
             return None
         path = base / self.model
         looks_like_path = self.model.startswith((".", "/", "~")) or self.model.count("/") > 1

@@ -97,16 +97,9 @@ def open_source(path: Path) -> Iterator[tuple[BinaryIO, SourceFile]]:
             status = os.fstat(file.fileno())
             yield file, SourceFile(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
         return
-    status = path.stat()
+    size = path.stat().st_size
     with open_remote(path) as remote:
-        yield remote, SourceFile(path=path, size=status.st_size, mtime_ns=_changed_ns(status))
-
-
-def _changed_ns(status: os.stat_result) -> int:
-    try:
-        return int(status.st_mtime * 1e9)
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return 0  # the store does not say: a commit does not change
+        yield remote, SourceFile(path=path, size=size, mtime_ns=0)  # compared for local files only
 
 
 def read_header(path: Path) -> dict[str, SourceTensor]:

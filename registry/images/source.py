@@ -15,6 +15,7 @@ _HUB_NAME = re.compile(
     r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?)"
     r"(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{0,127}))?"
 )
+_MODELS = "models/"  # may precede the id in hf://
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -46,13 +47,14 @@ def local_folder(name: str) -> Path | None:
 
 
 def at_revision(name: str, revision: str | None) -> str:
-    """Return a hub id with the revision. Raises CheckpointError for a folder, or if it has one already."""
+    """Return a hub id with the revision. Raises CheckpointError for others, or if it has one already."""
     if revision is None:
         return name
-    if local_folder(name) is not None or "@" in name:
+    scheme, hub_id = url_of(name) or ("hf", name)
+    if scheme != "hf" or local_folder(name) is not None or "@" in name:
         raise CheckpointError(f"{name} is no hub id without a revision: --revision is for one")
     pinned = f"{name}@{revision}"
-    if not _HUB_NAME.fullmatch(pinned):
+    if not _HUB_NAME.fullmatch(f"{hub_id.removeprefix(_MODELS)}@{revision}"):
         raise CheckpointError(f"{revision!r} is no revision: give a branch, a tag or a commit")
     return pinned
 
@@ -92,7 +94,7 @@ def checkpoint_from(path_or_hub_name: str | Path) -> Checkpoint:
 
 def _hub_url(name: str, rest: str) -> Checkpoint:
     """Return a commit of a hub's repository, of which nothing is downloaded. Raises CheckpointError."""
-    found = _HUB_NAME.fullmatch(rest.removeprefix("models/"))
+    found = _HUB_NAME.fullmatch(rest.removeprefix(_MODELS))
     if found is None:
         raise CheckpointError(f"{name} is not hf://ORG/NAME[@REVISION]")
     with reading(name):
