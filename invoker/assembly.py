@@ -24,6 +24,7 @@ from invoker.emulated.arena import EmulatedArena
 from invoker.engine.compute_threads import set_compute_threads
 from invoker.engine.factory import EngineFactory
 from invoker.handlers.process import HandlerProcess
+from invoker.host_tier.folder import MODELS
 from invoker.host_tier.model_folders import ModelFolders
 from invoker.host_tier.tier import HostTier
 from invoker.instances.calls import Calls
@@ -256,14 +257,12 @@ async def _open_vllm(setup: NodeSetup, memory: _Memory, stack: AsyncExitStack) -
             f"--vllm-python {settings.vllm_python}: no Python that has vLLM (make install-vllm makes one)"
         )
     parent = Path(tempfile.gettempdir()) / f"hypercast-vllm-{setup.config.cluster_id}"
-    folders = ModelFolders(memory.tier, f"{settings.node_id}.vllm")
-    stack.callback(folders.close_all)
     return VllmHost(
         python=settings.vllm_python,
         memory_bytes=settings.vllm_memory_bytes or default_vllm_bytes(settings.nodes_hint),
         device=facts.device,
         scratch_dir=stack.enter_context(scratch_folder(parent)),
-        folders=folders,
+        folders=_open_folders(memory.tier, stack),
         attach=socket_path(setup.root, settings.node_id)
         if await has_module(settings.vllm_python, "hypercast_vllm")
         else None,
@@ -326,9 +325,13 @@ async def _open_memory(setup: NodeSetup, stack: AsyncExitStack) -> _Memory:
     stack.callback(arena.close)
     tier = await run_in_thread(_make_tier, settings, setup.root / settings.host_id)
     stack.callback(tier.close)
-    folders = ModelFolders(tier, settings.node_id)
+    return _Memory(facts=facts, arena=arena, tier=tier, folders=_open_folders(tier, stack))
+
+
+def _open_folders(tier: HostTier, stack: AsyncExitStack) -> ModelFolders:
+    folders = ModelFolders(tier, stack.enter_context(scratch_folder(tier.directory / MODELS)))
     stack.callback(folders.close_all)
-    return _Memory(facts=facts, arena=arena, tier=tier, folders=folders)
+    return folders
 
 
 def _open_casting(setup: NodeSetup, arena: Arena, stack: AsyncExitStack) -> _Casting:

@@ -68,7 +68,7 @@ def default_spare_bytes(host_bytes: int, nodes_on_machine: int) -> int:
 
 
 def default_vllm_bytes(nodes_on_machine: int) -> int:
-    """Return the default memory of one vLLM server: the node's share of half of the machine's."""
+    """Return the default memory of a node's vLLM servers together: its share of half of the machine's."""
     return psutil.virtual_memory().total // 2 // max(1, nodes_on_machine)
 
 

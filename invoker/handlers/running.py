@@ -20,7 +20,6 @@ from invoker.handlers.errors import (
     HandlerStopped,
     OutputTooLarge,
 )
-from invoker.handlers.log_lines import WINDOW_S, LineSplitter
 from invoker.handlers.protocol import (
     OVERHEAD_BYTES,
     BadFrame,
@@ -37,15 +36,11 @@ from invoker.handlers.protocol import (
     to_node,
 )
 from invoker.handlers.secret_values import SecretValues
-from invoker.handlers.spawn import ProcessOutput, renew_cpu_limit, start_process, stop_process
-from rdmacast.aio.groups import cancel_and_discard
+from invoker.handlers.spawn import DRAIN_S, ProcessOutput, renew_cpu_limit, start_process, stop_process
 from rdmacast.aio.shielded import run_shielded
 from registry.config.handler_spec import HandlerSpec
 
 GRACE_S = 0.5  # between cancelling an overdue call and killing the process
-_DRAIN_S = 1.0  # for output and frames still in transit after the process ended
-_READ_BYTES = 16 * 1024
-_FLOOD_PAUSE_S = 0.01
 _RENEWAL_S = 0.1  # calls that begin within it share one renewal of limits.cpu
 _LOAD_MESSAGE, _MESSAGE = 200, 2000  # characters
 _SEE_LOG = "its log (`hypercast logs`) has more"
@@ -98,7 +93,6 @@ class RunningHandler:
         self._output = output
         self._spec = spec
         self._secrets = secrets
-        self._log = LineSplitter(lambda line: on_log(secrets.masked(line)))
         self._renewed_s = float("-inf")  # when limits.cpu was last renewed
         self._calls: dict[int, HandlerCall] = {}
         self._next_call = 1
@@ -108,7 +102,7 @@ class RunningHandler:
         self._settled = asyncio.Event()
         self._settled.set()
         self.ended = asyncio.Event()
-        self._output_task = asyncio.create_task(self._read_output())
+        output.start(lambda line: on_log(secrets.masked(line)), f"log of handler {process.pid}")
         self._exit_task = asyncio.create_task(self._exited())
         self._task: asyncio.Task[None] | None = None
 
@@ -271,10 +265,7 @@ class RunningHandler:
         """Ensure that the process has ended, then fail its remaining calls."""
         stop_process(self._process)
         await self._exit_task
-        await asyncio.wait([self._output_task], timeout=_DRAIN_S)
-        await cancel_and_discard(self._output_task)
-        self._output.close()
-        self._log.end()
+        await self._output.drain()
         self._writer.close()
         with suppress(OSError):  # the other end is closed
             await self._writer.wait_closed()
@@ -289,7 +280,7 @@ class RunningHandler:
     async def _exited(self) -> None:
         """Return once the process has ended, and all that it started."""
         await self._process.wait()
-        asyncio.get_running_loop().call_later(_DRAIN_S, self._writer.transport.abort)
+        asyncio.get_running_loop().call_later(DRAIN_S, self._writer.transport.abort)
 
     def _exit_reason(self) -> str:
         code, limits = self._process.returncode, self._spec.limits
@@ -305,22 +296,6 @@ class RunningHandler:
         if code is not None and code < 0:
             return f"the handler's process was killed by {signal.Signals(-code).name}"
         return f"the handler's process ended with status {code}"
-
-    async def _read_output(self) -> None:
-        while True:
-            try:
-                # Dropped lines are reported even if no output follows.
-                async with asyncio.timeout(WINDOW_S if self._log.dropped else None):
-                    data = await self._output.reader.read(_READ_BYTES)
-            except TimeoutError:
-                self._log.report_dropped()
-                continue
-            if not data:
-                return
-            self._log.feed(data)
-            # A read of buffered data does not yield to other tasks. And a handler that prints without end is
-            # slowed down, rather than the node.
-            await asyncio.sleep(_FLOOD_PAUSE_S if self._log.dropped else 0)
 
     def _renew_cpu_limit(self) -> None:
         """Allow `cpu_s` more processor time from now."""

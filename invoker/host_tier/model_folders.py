@@ -1,6 +1,6 @@
 """Folders from which other engines load an image of the host tier: small files, and a link to the image.
 
-    <tier>/models/<node>/<function>-<version>/
+    <tier>/models/<node's folder>/<function>-<version>/
         config.json, tokenizer.json, …
         model.safetensors -> ../../../<sha>
 
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from invoker.base.errors import HostTierError, InvalidWork
 from invoker.base.paths import is_inside
-from invoker.host_tier.folder import MODELS
 from invoker.host_tier.mapping import HostMapping, close_if_open
 from invoker.host_tier.tier import HostTier
 
@@ -43,14 +42,13 @@ def _check_image(image: memoryview, name: str) -> None:
 
 
 class ModelFolders:
-    """The open folders of one node. Thread-safe."""
+    """The open folders of one node, in `root`, which is its own and in the tier's folder. Thread-safe."""
 
-    def __init__(self, tier: HostTier, node: str) -> None:
+    def __init__(self, tier: HostTier, root: Path) -> None:
         self._tier = tier
-        self._root = tier.directory / MODELS / node
+        self._root = root
         self._lock = threading.Lock()
         self._open: dict[str, ModelFolder] = {}
-        shutil.rmtree(self._root, ignore_errors=True)  # of an earlier process of this node
 
     def __repr__(self) -> str:
         return f"<ModelFolders {self._root} {len(self._open)} open>"
@@ -103,7 +101,6 @@ class ModelFolders:
             for folder in self._open.values():
                 self._remove(folder)
             self._open.clear()
-            shutil.rmtree(self._root, ignore_errors=True)
 
     @staticmethod
     def _remove(folder: ModelFolder) -> None:
@@ -112,7 +109,6 @@ class ModelFolders:
 
     def _make(self, name: str, image: str, files: Mapping[str, bytes]) -> Path:
         try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".new-", dir=self._root))
             try:
                 for file, content in files.items():

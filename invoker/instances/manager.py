@@ -194,7 +194,7 @@ class Instances:
     async def _end(self, instance: Instance, state: InstanceState, error: str) -> None:
         instance.ending = True
         try:
-            await release(instance, self._context)
+            await release(instance, self._context.device_cache)
         finally:
             instance.life = instance.life.with_state(state, self._context.clock.wall_s(), error=error)
             instance.release_references()

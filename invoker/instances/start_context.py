@@ -1,6 +1,7 @@
 """What starts of instances need, and the phases that they go through."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +38,33 @@ class InstanceContext:
     vllm: VllmHost | None = None
 
 
-def free_device(instance: Instance, context: InstanceContext) -> None:
-    """Free what the instance has of the arena, which nothing uses any more."""
+@contextmanager
+def freed_device(instance: Instance, device_cache: DeviceCache) -> Iterator[None]:
+    """Free what the instance has of the arena after the block, in which all that uses it is ended.
+
+    From the block's start on an attachment that opens finds nothing to use.
+    """
     kv, instance.kv = instance.kv, None
     device_image, instance.device_image = instance.device_image, None
-    if kv is not None:
-        context.device_cache.free_region(kv)
-    if device_image is not None:
-        context.device_cache.release(device_image)
+    try:
+        yield
+    finally:
+        if kv is not None:
+            device_cache.free_region(kv)
+        if device_image is not None:
+            device_cache.release(device_image)
+
+
+async def close_attachments(instance: Instance) -> None:
+    """End the pipelines and stages that use the instance's memory."""
+    for part in tuple(instance.attachments):
+        await part.aclose()
+
+
+async def free_device(instance: Instance, device_cache: DeviceCache) -> None:
+    """Free what the instance has of the arena, which its engine no longer uses."""
+    with freed_device(instance, device_cache):
+        await close_attachments(instance)
 
 
 def set_source(instance: Instance, kind: StartKind, source: str) -> None:

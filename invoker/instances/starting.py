@@ -10,13 +10,14 @@ from invoker.engine.runner import EngineRunner
 from invoker.handlers.builtin import make_builtin
 from invoker.handlers.process import handler_spec
 from invoker.instances.calls import InstanceSteps
-from invoker.instances.device_cache import DeviceImage, DeviceImageState
+from invoker.instances.device_cache import DeviceCache, DeviceImage, DeviceImageState
 from invoker.instances.device_copy import CopiedLayers, ImagePiece, copy_arriving, cut_spans, pieces_of
 from invoker.instances.instance import Handler, Instance
 from invoker.instances.start_context import (
     InstanceContext,
+    close_attachments,
     enter_phase,
-    free_device,
+    freed_device,
     set_loading,
     set_progress,
     set_source,
@@ -42,31 +43,29 @@ async def start(instance: Instance, context: InstanceContext) -> None:
         await _start_handler(instance, context)
     elif request.image is None:
         raise InvalidWork(f"{request.function}: a function of task {request.task} needs an image")
-    elif request.engine is EngineKind.VLLM:
-        if request.native_first:
-            start_native = partial(_start_model, instance, request.image, context)
-            await start_native_first(instance, request.image, context, start_native)
-        else:
-            await start_vllm(instance, request.image, context)
     else:
-        await _start_model(instance, request.image, context)
+        steps = instance.steps = InstanceSteps(context.meter, instance.account)
+        start_native = partial(_start_model, instance, request.image, steps, context)
+        if request.engine is EngineKind.NATIVE:
+            await start_native()
+        elif request.native_first:
+            await start_native_first(instance, request.image, steps, context, start_native)
+        else:
+            await start_vllm(instance, request.image, steps, context)
     kv_tokens = 0 if instance.runner is None else instance.runner.kv_tokens[1]
     instance.life = instance.life.ready(context.clock.wall_s(), context.clock.monotonic_s(), kv_tokens)
 
 
-async def release(instance: Instance, context: InstanceContext) -> None:
+async def release(instance: Instance, device_cache: DeviceCache) -> None:
     """Free all resources of the instance. Idempotent."""
     runner, instance.runner = instance.runner, None
     handler, instance.handler = instance.handler, None
-    try:
-        for part in tuple(instance.attachments):
-            await part.aclose()
+    with freed_device(instance, device_cache):
+        await close_attachments(instance)
         if runner is not None:
             await runner.aclose()
         if handler is not None:
             await handler.aclose()
-    finally:
-        free_device(instance, context)
 
 
 async def _start_handler(instance: Instance, context: InstanceContext) -> None:
@@ -88,10 +87,11 @@ async def _start_handler(instance: Instance, context: InstanceContext) -> None:
     enter_phase(instance, "ready", context)
 
 
-async def _start_model(instance: Instance, image: ImageRef, context: InstanceContext) -> None:
+async def _start_model(
+    instance: Instance, image: ImageRef, steps: InstanceSteps, context: InstanceContext
+) -> None:
     manifest = await context.loader.manifest(image)
     spec = instance.spec = _spec(instance, manifest)
-    steps = instance.steps = instance.steps or InstanceSteps(context.meter, instance.account)
     loading = await _reserve(instance, image, spec, context)
     set_loading(instance, context)
     runner: EngineRunner | None = None

@@ -1,8 +1,9 @@
 """The start of vLLM, alone or with the node's own engine, which serves until vLLM is ready."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from invoker.base.errors import StartFailed
 from invoker.engine.runner import EngineRunner
@@ -27,11 +28,12 @@ from registry.records.engine import EngineKind
 NO_VLLM = "this node has no vLLM: start it with --vllm-python PATH"
 
 
-async def start_vllm(instance: Instance, image: ImageRef, context: InstanceContext) -> None:
+async def start_vllm(
+    instance: Instance, image: ImageRef, steps: InstanceSteps, context: InstanceContext
+) -> None:
     """Start vLLM alone."""
     report = ProgressThrottle(lambda fraction: set_progress(instance, fraction), context.clock.monotonic_s)
     manifest = await context.loader.manifest(image)
-    instance.steps = InstanceSteps(context.meter, instance.account)
     set_loading(instance, context)
     enter_phase(instance, "fetch", context)
 
@@ -42,22 +44,31 @@ async def start_vllm(instance: Instance, image: ImageRef, context: InstanceConte
         enter_phase(instance, "bind", context)
 
     async def make() -> None:
-        instance.runner = await _vllm_runner(instance, image, context)
+        instance.runner = await _vllm_runner(instance, image, steps, context)
 
     await run_all(fetch(), make())
     enter_phase(instance, "ready", context)
 
 
 async def start_native_first(
-    instance: Instance, image: ImageRef, context: InstanceContext, start_native: Callable[[], Awaitable[None]]
+    instance: Instance,
+    image: ImageRef,
+    steps: InstanceSteps,
+    context: InstanceContext,
+    start_native: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
     """Start the native engine, which serves at once, and vLLM beside it."""
-    instance.steps = InstanceSteps(context.meter, instance.account)
-    starting = asyncio.create_task(_vllm_runner(instance, image, context), name=f"vLLM of {instance.id}")
+    starting = asyncio.create_task(
+        _vllm_runner(instance, image, steps, context), name=f"vLLM of {instance.id}"
+    )
+    loading = asyncio.create_task(start_native(), name=f"native engine of {instance.id}")
     try:
-        await start_native()
+        await asyncio.wait([starting, loading], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()  # its failure is one of this start
+        await loading
     except BaseException:
-        await run_shielded(_discard(starting))
+        await run_shielded(_discard(starting, loading))
         raise
     native = instance.runner
     assert isinstance(native, EngineRunner)
@@ -65,23 +76,25 @@ async def start_native_first(
     def on_vllm() -> None:
         instance.life = instance.life.with_engine(EngineKind.VLLM)
 
-    instance.runner = NativeFirst(
-        native, starting, on_vllm=on_vllm, on_native_ended=lambda: free_device(instance, context)
-    )
+    on_native_ended = partial(free_device, instance, context.device_cache)
+    instance.runner = NativeFirst(native, starting, on_vllm=on_vllm, on_native_ended=on_native_ended)
 
 
-async def _discard(starting: "asyncio.Task[VllmRunner]") -> None:
-    await cancel_and_wait(starting)
+async def _discard(starting: "asyncio.Task[VllmRunner]", loading: "asyncio.Task[None]") -> None:
+    await cancel_and_wait(starting, loading)
     if not starting.cancelled() and starting.exception() is None:
         await starting.result().aclose()
+    if not loading.cancelled():
+        loading.exception()  # marks it as retrieved: the start fails with the first of both
 
 
-async def _vllm_runner(instance: Instance, image: ImageRef, context: InstanceContext) -> VllmRunner:
+async def _vllm_runner(
+    instance: Instance, image: ImageRef, steps: InstanceSteps, context: InstanceContext
+) -> VllmRunner:
     """Return a vLLM server of the image once it is ready. Raises ServerFailed, StartFailed."""
     if context.vllm is None:
         raise StartFailed(NO_VLLM)
-    request, steps = instance.request, instance.steps
-    assert steps is not None
+    request = instance.request
     log_line = partial(context.log_line, request.function, request.version)
     async with shielded_stack() as stack:
         stack.enter_context(context.engine_images.expecting(image))
@@ -97,4 +110,4 @@ async def _vllm_runner(instance: Instance, image: ImageRef, context: InstanceCon
         except BaseException:
             await run_shielded(server.aclose())
             raise
-    return VllmRunner(server, steps, context.loads.notify)
+    return VllmRunner(server, steps)

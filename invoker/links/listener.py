@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+from invoker.base.accepting import accepted
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice
 from invoker.links.export_buffer import KvExportBuffer
@@ -139,20 +140,13 @@ class StageListener:
         return fetched[0]
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:  # such as too many open files
-                log.warning("cannot accept a stage link: %s", error)
-                await asyncio.sleep(0.1)
-                continue
+        async for one in accepted(listening, log):
             if len(self._handshakes) >= MAX_HANDSHAKES:
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
                 _shut_down(oldest)
-            self._handshakes[accepted] = None
-            self._spawn(self._admit(accepted), "stage link")
+            self._handshakes[one] = None
+            self._spawn(self._admit(one), "stage link")
 
     async def _admit(self, accepted: socket.socket) -> None:
         """Authenticate a peer and hand its socket to the stage that expects it."""

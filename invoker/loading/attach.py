@@ -12,13 +12,21 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 
+from invoker.base.accepting import accepted
 from invoker.base.errors import InvokerError
 from invoker.loading.arrival import ImageArrival
-from rdmacast.aio.groups import cancel_and_discard, run_all
+from rdmacast.aio.groups import PartCancelled, cancel_and_discard, run_all
+from rdmacast.errors import CastError
 from registry.errors import RegistryError
 from registry.images.manifest import Manifest
 
@@ -29,7 +37,14 @@ _REQUEST_S = 10.0
 
 log = logging.getLogger("invoker.attach")
 
+# Failures of a load, and requests for what there is not.
+_FAILURES = (InvokerError, RegistryError, CastError, PartCancelled, OSError, ValueError)
+
 OpenForEngine = Callable[[dict[str, str]], AbstractAsyncContextManager[tuple[Manifest, ImageArrival]]]
+
+
+class _EngineGone(Exception):
+    """The engine has closed its connection, or does not read from it."""
 
 
 def socket_path(root: Path, node: str) -> Path:
@@ -114,9 +129,7 @@ class AttachServer:
             self.path.parent.rmdir()
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            engine, _ = await loop.sock_accept(listener)
+        async for engine in accepted(listener, log):
             if len(self._engines) >= MAX_ATTACHED:
                 engine.close()
                 continue
@@ -133,23 +146,33 @@ class AttachServer:
                     await _send_file(engine, manifest, arrival)
                     await _report(manifest, arrival, lambda line: _send(engine, line))
                     await _closed(engine)
-            except (InvokerError, RegistryError, ValueError) as error:
-                log.info("an engine was refused: %s", error)
-                with suppress(OSError):
-                    await _send(engine, {"error": str(error) or type(error).__name__})
-            except OSError as error:  # it is gone
+            except _EngineGone as error:
                 log.info("an engine is gone: %s", error)
+            except _FAILURES as error:
+                log.info("an engine was refused: %s", error)
+                with suppress(_EngineGone):
+                    await _send(engine, {"error": str(error) or type(error).__name__})
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Raise _EngineGone for a failure of the socket: those of the image are OSErrors, too."""
+    try:
+        yield
+    except OSError as error:
+        raise _EngineGone(str(error)) from error
 
 
 async def _read_request(engine: socket.socket) -> dict[str, str]:
-    """Return the engine's request. Raises ValueError, OSError."""
+    """Return the engine's request. Raises ValueError, _EngineGone."""
     loop, line = asyncio.get_running_loop(), b""
     try:
         async with asyncio.timeout(_REQUEST_S):
             while not line.endswith(b"\n"):
-                data = await loop.sock_recv(engine, MAX_LINE_BYTES)
+                with _talking():
+                    data = await loop.sock_recv(engine, MAX_LINE_BYTES)
                 if not data:
-                    raise ConnectionResetError("it closed the connection before its request")
+                    raise _EngineGone("it closed the connection before its request")
                 line += data
                 if len(line) > MAX_LINE_BYTES:
                     raise ValueError(f"a request of more than {MAX_LINE_BYTES} bytes")
@@ -165,9 +188,10 @@ async def _send_file(engine: socket.socket, manifest: Manifest, arrival: ImageAr
     fd = arrival.open_file()
     try:
         line = json.dumps({"image": manifest.sha256, "nbytes": manifest.nbytes}).encode() + b"\n"
-        sent = socket.send_fds(engine, [line], [fd])
+        with _talking():
+            sent = socket.send_fds(engine, [line], [fd])
         if sent != len(line):
-            raise ConnectionResetError("it reads nothing")
+            raise _EngineGone("it reads nothing")
     finally:
         os.close(fd)
 
@@ -194,10 +218,12 @@ async def _report(
 
 
 async def _send(engine: socket.socket, line: dict[str, object]) -> None:
-    await asyncio.get_running_loop().sock_sendall(engine, json.dumps(line).encode() + b"\n")
+    with _talking():
+        await asyncio.get_running_loop().sock_sendall(engine, json.dumps(line).encode() + b"\n")
 
 
 async def _closed(engine: socket.socket) -> None:
     """Return once the engine has closed its connection."""
-    while await asyncio.get_running_loop().sock_recv(engine, MAX_LINE_BYTES):
-        pass
+    with _talking():
+        while await asyncio.get_running_loop().sock_recv(engine, MAX_LINE_BYTES):
+            pass

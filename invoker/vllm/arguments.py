@@ -93,21 +93,25 @@ def _adapter_arguments(spec: VllmSpec, given: Collection[str]) -> list[str]:
     return arguments
 
 
-def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str]:
-    """Return the server's environment, from the node's: no key, no secret, no network access to hubs."""
-    environment = {name: node[name] for name in _INHERITED if name in node}
-    environment |= {
-        "HOME": str(spec.scratch),
-        "TMPDIR": str(spec.scratch),
-        "XDG_CACHE_HOME": str(spec.scratch / CACHE),
-        "VLLM_CACHE_ROOT": str(spec.scratch / CACHE),
-        "VLLM_RPC_BASE_PATH": str(spec.scratch),
+def base_environment(scratch: Path, node: Mapping[str, str]) -> dict[str, str]:
+    """Return what each process with vLLM gets of the node's environment: no key, no secret, no hub."""
+    return {name: node[name] for name in _INHERITED if name in node} | {
+        "HOME": str(scratch),
+        "TMPDIR": str(scratch),
+        "XDG_CACHE_HOME": str(scratch / CACHE),
+        "VLLM_CACHE_ROOT": str(scratch / CACHE),
+        "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str]:
+    """Return the server's environment, from the node's."""
+    environment = base_environment(spec.scratch, node)
     kind, _, index = spec.device.partition(":")
     if kind == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.memory_bytes // _KV_SHARE // _GIB))

@@ -1,4 +1,4 @@
-"""What vLLM's server answers: event streams and whole bodies, with the usage that bills need. Pure."""
+"""What vLLM's server answers: event streams, bodies and errors, with the usage that bills need. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,13 +6,27 @@ from typing import Any
 
 import msgspec
 
+from invoker.engine.contract import EngineError
+
 MAX_EVENT_BYTES = 16 << 20
-_DONE = b"[DONE]"
+DONE = b"[DONE]"
 _PREFIX = b"data:"
 
 
 class BadAnswer(Exception):
     """The server's answer is not what its API promises."""
+
+
+class ServerRefused(EngineError):
+    """The server answered with an error. `status` is its HTTP status."""
+
+    code = "bad_request"
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        if status >= 500:
+            self.code = "internal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,28 @@ def usage_of(value: object) -> TokenUsage | None:
     return TokenUsage(*(count if isinstance(count, int) and count >= 0 else 0 for count in counts))
 
 
+def refused(status: int, body: bytes) -> ServerRefused:
+    """Return the error of a response with that status."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        decoded = None
+    error = decoded.get("error") if isinstance(decoded, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return ServerRefused(status, str(message or f"vLLM answered with status {status}")[:2000])
+
+
+def decode_event(event: bytes) -> Any:
+    """Return the chunk of an event. Raises BadAnswer, and ServerRefused for an error within a stream."""
+    try:
+        chunk = msgspec.json.decode(event)
+    except msgspec.DecodeError as error:
+        raise BadAnswer(f"an event that is not JSON: {error}") from error
+    if isinstance(chunk, dict) and chunk.get("error") is not None:
+        raise refused(500, event)
+    return chunk
+
+
 class ForwardedStream:
     """The events of a streamed request whose chunks all have the usage so far; the client sees what it wants.
 
@@ -65,19 +101,19 @@ class ForwardedStream:
         self.is_over = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the data of the events for the client, without the last one. Raises BadAnswer."""
+        """Yield the data of the events for the client, without the last one.
+
+        Raises BadAnswer, and ServerRefused for the server's error.
+        """
         for event in self._splitter.feed(data):
-            if event == _DONE:
+            if event == DONE:
                 self.is_over = True
                 return
             if (shown := self._shown(event)) is not None:
                 yield shown
 
     def _shown(self, event: bytes) -> bytes | None:
-        try:
-            chunk = msgspec.json.decode(event)
-        except msgspec.DecodeError as error:
-            raise BadAnswer(f"an event that is not JSON: {error}") from error
+        chunk = decode_event(event)
         found = usage_of(chunk)
         if found is None:
             return event

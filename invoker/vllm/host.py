@@ -4,19 +4,20 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from invoker.engine.contract import UnsupportedModel
 from invoker.host_tier.model_folders import ModelFolders
 from invoker.vllm import check_args
-from invoker.vllm.arguments import VllmSpec, server_environment
+from invoker.vllm.arguments import VllmSpec, base_environment
 from invoker.vllm.model_infos import ModelInfos
 from invoker.vllm.server import ServerFailed, VllmServer
-from rdmacast.aio.shielded import run_shielded
+from rdmacast.aio.shielded import run_shielded, shielded_stack
 from rdmacast.aio.threads import run_in_thread
 from registry.images.adapters import CONFIG, FOLDER, adapters_of, rank_of
 from registry.messages.images import ImageRef
@@ -58,11 +59,12 @@ class VllmHost:
         Raises ServerFailed, also if there is no memory for one more server, HostTierError.
         """
         name = f"{request.function}-{request.version}.{request.instance_id}"
-        memory_bytes = self._reserve(name, image.nbytes)
-        linked = "" if self.loads_arriving else image.image
-        try:
+        async with shielded_stack() as stack:
+            memory_bytes = self._reserve(name, image.nbytes)
+            stack.push_async_callback(run_in_thread, self._release, name)
+            linked = "" if self.loads_arriving else image.image
             folder = await run_in_thread(self.folders.open, name, linked, request.assets)
-            scratch = Path(await run_in_thread(tempfile.mkdtemp, "", "", self.scratch_dir))
+            scratch = await self._scratch(stack)
             spec = VllmSpec(
                 python=self.python,
                 folder=folder,
@@ -81,12 +83,17 @@ class VllmHost:
                 loader={} if self.attach is None else {"image": image.image, "socket": str(self.attach)},
             )
             await run_in_thread(self._infos.write_into, scratch)
-            return await VllmServer.spawn(
+            server = await VllmServer.spawn(
                 spec, on_log, lambda: self._infos.keep(scratch), lambda: self._release(name)
             )
-        except BaseException:
-            await run_in_thread(self._release, name)
-            raise
+            stack.pop_all()
+            return server
+
+    async def _scratch(self, stack: AsyncExitStack) -> Path:
+        """Return a new folder, which the stack removes."""
+        folder = Path(await run_in_thread(tempfile.mkdtemp, "", "", self.scratch_dir, undo=_remove))
+        stack.push_async_callback(run_in_thread, _remove, folder)
+        return folder
 
     def _reserve(self, name: str, image_bytes: int) -> int:
         """Reserve the memory of a server; return its bytes. Raises ServerFailed."""
@@ -109,61 +116,63 @@ class VllmHost:
         given = config.get("architectures")
         names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
         asked = json.dumps({"arguments": list(arguments), "architectures": names}).encode()
-        scratch = Path(await run_in_thread(tempfile.mkdtemp, "", "", self.scratch_dir))
-        spec = VllmSpec(
-            python=self.python,
-            folder=scratch,
-            scratch=scratch,
-            name="check",
-            dtype="",
-            context_length=0,
-            max_sequences=1,
-            device=self.device,
-            memory_bytes=self.memory_bytes,
-        )
-        answer = await _run(self.python, (check_args.__file__,), asked, spec, CHECK_TIMEOUT_S)
+        async with shielded_stack() as stack:
+            scratch = await self._scratch(stack)
+            ended = await _run(
+                self.python,
+                check_args.__file__,
+                given=asked,
+                timeout_s=CHECK_TIMEOUT_S,
+                folder=scratch,
+                environment=base_environment(scratch, os.environ),
+            )
         try:
-            error = json.loads(answer.strip().splitlines()[-1])["error"]
+            error = json.loads(ended.output.strip().splitlines()[-1])["error"]
         except (ValueError, IndexError, KeyError, TypeError):
+            log.warning("%s: %s", self.python, ended.errors.decode(errors="replace")[-2000:])
             raise ServerFailed(f"{self.python} cannot check arguments of vLLM: see the node's log") from None
         if error:
             raise UnsupportedModel(f"vLLM: {str(error)[:_MAX_MESSAGE]}")
 
 
+def _remove(folder: str | os.PathLike[str]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 async def has_module(python: Path, name: str) -> bool:
     """Return whether the interpreter can be run and finds a module, which is not imported."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            python,
-            "-I",
-            "-c",
-            _PROBE,
-            name,
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError:
+        ended = await _run(python, "-I", "-c", _PROBE, name, timeout_s=_PROBE_TIMEOUT_S)
+    except ServerFailed:
         return False
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            return await process.wait() == 0
-    except TimeoutError:
-        return False
-    finally:
-        await run_shielded(_ended(process))
+    return ended.status == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A process that has ended, and what it printed."""
+
+    status: int | None
+    output: bytes
+    errors: bytes
 
 
 async def _run(
-    python: Path, arguments: Sequence[str], given: bytes, spec: VllmSpec, timeout_s: float
-) -> bytes:
-    """Run the interpreter to its end; return what it printed. Raises ServerFailed."""
+    python: Path,
+    *arguments: str,
+    timeout_s: float,
+    given: bytes | None = None,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> _Ended:
+    """Run the interpreter to its end. Raises ServerFailed."""
     try:
         process = await asyncio.create_subprocess_exec(
             python,
             *arguments,
-            cwd=spec.scratch,
-            env=server_environment(spec, os.environ),
-            stdin=asyncio.subprocess.PIPE,
+            cwd=folder,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL if given is None else asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -171,17 +180,15 @@ async def _run(
         raise ServerFailed(f"{python} cannot be started: {error}") from error
     try:
         async with asyncio.timeout(timeout_s):
-            answer, errors = await process.communicate(given)
+            output, errors = await process.communicate(given)
     except TimeoutError:
-        raise ServerFailed(f"{python} did not check arguments within {timeout_s:g} s") from None
+        raise ServerFailed(f"{python} did not end within {timeout_s:g} s") from None
     finally:
-        await run_shielded(_ended(process))
-    if process.returncode:
-        log.warning("%s: %s", python, errors.decode(errors="replace")[-2000:])
-    return answer
+        await run_shielded(_killed(process))
+    return _Ended(status=process.returncode, output=output, errors=errors)
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _killed(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.kill()

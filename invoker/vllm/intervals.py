@@ -1,7 +1,7 @@
 """Divides the time in which a child process runs calls among them, by the tokens of each interval."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from invoker.engine.contract import EngineCall, StepMeter
@@ -32,9 +32,8 @@ class TokenIntervals:
     methods run in threads, as they may wait for the step of another engine.
     """
 
-    def __init__(self, meter: StepMeter, stepped: Callable[[], None] | None = None) -> None:
+    def __init__(self, meter: StepMeter) -> None:
         self._meter = meter
-        self._stepped = stepped or (lambda: None)
         self._tokens: dict[EngineCall, int | None] = {}
         self._entered = asyncio.Event()
         self._cut = asyncio.Event()
@@ -59,6 +58,9 @@ class TokenIntervals:
     async def leave(self, call: EngineCall) -> None:
         """Return once all that was run for the call has been metered."""
         if call not in self._tokens:
+            return
+        if self._task.done():  # nothing is metered any more
+            self._release((call,))
             return
         if call not in self._leaving:
             self._leaving[call] = asyncio.get_running_loop().create_future()
@@ -85,7 +87,6 @@ class TokenIntervals:
                     self._tokens[call] = None if count is None else 0
                 self._cut.clear()
                 self._release(tuple(self._leaving))
-                self._stepped()
             self._entered.clear()
 
     def _release(self, calls: Sequence[EngineCall]) -> None:

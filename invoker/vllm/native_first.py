@@ -1,17 +1,20 @@
 """The native engine while vLLM starts, then vLLM: sequences move from prompt and tokens so far."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from invoker.engine.contract import EngineCall, NewSequence, TokenOutput
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import EngineRunner
+from invoker.vllm.client import ServerLost
 from invoker.vllm.runner import VllmRunner
 from rdmacast.aio.groups import cancel_and_wait
+from rdmacast.aio.shielded import run_shielded
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath
 
 
@@ -23,13 +26,15 @@ class NativeFirst:
     fails: see `failure`.
     """
 
+    load: EngineLoad | None = None  # the native engine's would be taken for that of vLLM
+
     def __init__(
         self,
         native: EngineRunner,
         starting: "asyncio.Task[VllmRunner]",
         *,
         on_vllm: Callable[[], None],
-        on_native_ended: Callable[[], None],
+        on_native_ended: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._native = native
         self._starting = starting
@@ -50,10 +55,6 @@ class NativeFirst:
     @property
     def _has_vllm(self) -> bool:
         return self._vllm is not None
-
-    @property
-    def load(self) -> EngineLoad | None:
-        return self._native.load if self._vllm is None else self._vllm.load
 
     @property
     def kv_shape(self) -> KvShape | None:
@@ -79,8 +80,7 @@ class NativeFirst:
                     if self._has_vllm:
                         break
             sequence = replace(sequence, generated_ids=tuple(made))
-        vllm = self._starting.result()
-        async with aclosing(vllm.generate(sequence, call)) as outputs:
+        async with aclosing(self._started().generate(sequence, call)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -89,8 +89,7 @@ class NativeFirst:
     ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]:
         """Pass a request through to vLLM, once it is ready."""
         await asyncio.wait([self._starting])
-        runner = self._starting.result()
-        async with aclosing(runner.forward(path, body, request_id, call)) as replies:
+        async with aclosing(self._started().forward(path, body, request_id, call)) as replies:
             async for reply in replies:
                 yield reply
 
@@ -101,9 +100,15 @@ class NativeFirst:
     async def aclose(self) -> None:
         """End both engines. Idempotent."""
         await cancel_and_wait(self._task, self._starting)
-        if self._starting.done() and not self._starting.cancelled() and self._starting.exception() is None:
+        await self._native.aclose()  # first, as its sequences would go on to vLLM
+        if not self._starting.cancelled() and self._starting.exception() is None:
             await self._starting.result().aclose()
-        await self._native.aclose()
+
+    def _started(self) -> VllmRunner:
+        """Return vLLM, after the end of its start. Raises ServerLost, and what the start failed with."""
+        if self._starting.cancelled():
+            raise ServerLost("the instance was stopped before vLLM was ready")
+        return self._starting.result()
 
     async def _by_native(
         self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice]
@@ -135,8 +140,14 @@ class NativeFirst:
             native_closed.cancel()
         self._vllm = vllm
         self._on_vllm()
-        await self._native_idle.wait()
-        await self._native.aclose()
-        self._on_native_ended()
-        await vllm.wait_closed()
+        idle, closed = (asyncio.ensure_future(one) for one in (self._native_idle.wait(), vllm.wait_closed()))
+        try:
+            await asyncio.wait([idle, closed], return_when=asyncio.FIRST_COMPLETED)
+            if not closed.done():
+                await self._native.aclose()
+                await run_shielded(self._on_native_ended())
+            await closed
+        finally:
+            idle.cancel()
+            closed.cancel()
         self.failure = vllm.failure

@@ -1,7 +1,6 @@
 """One instance's vLLM server as an engine: sequences by token ids, and requests that pass through it."""
 
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -26,16 +25,11 @@ class VllmRunner:
 
     kv_shape: KvShape | None = None
     kv_tokens = (0, 0)
+    load: EngineLoad | None = None  # its steps are not seen, so that the number of calls has to do
 
-    def __init__(
-        self, server: VllmServer, meter: StepMeter, stepped: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, server: VllmServer, meter: StepMeter) -> None:
         self._server = server
-        self._stepped = stepped or (lambda: None)
-        self._intervals = TokenIntervals(meter, self._on_interval)
-        self._step: list[TokenOutput] = []
-        self._step_started_s = time.monotonic()
-        self.load = EngineLoad()
+        self._intervals = TokenIntervals(meter)
         self.failure: Exception | None = None
 
     def __repr__(self) -> str:
@@ -49,60 +43,52 @@ class VllmRunner:
         `kv` is ignored. Raises ServerLost, ServerRefused.
         """
         prompt = len(sequence.prompt_ids) + len(sequence.generated_ids)
-        self.load.add(sequence.request_id, prompt)
-        try:
-            async with self._metered(call):
-                async for outputs in self._translated(self._server.client.generate(sequence)):
-                    self._intervals.add(call, prompt + len(outputs))
-                    prompt = 0
-                    self._step += outputs
-                    for output in outputs[:-1]:
-                        yield output
-                    if not outputs[-1].finish_reason:
-                        yield outputs[-1]
-                        continue
-                    last = outputs[-1]
-            yield last
-        finally:
-            self.load.remove(sequence.request_id)
+        async with self._metered(call):
+            async for outputs in self._translated(self._server.client.generate(sequence)):
+                self._intervals.add(call, prompt + len(outputs))
+                prompt = 0
+                for output in outputs[:-1]:
+                    yield output
+                last = outputs[-1]
+                if not last.finish_reason:
+                    yield last
+        yield last
 
     async def forward(
         self, path: ForwardPath, body: bytes, request_id: str, call: EngineCall
     ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]:
         """Pass a request through; yield the head, then the whole body, or the events of a stream.
 
-        Raises ServerLost, ValueError for a body that is no JSON object.
+        Raises ServerLost, ServerRefused for an error within a stream, ValueError for a body that is no JSON
+        object.
         """
         request = prepare_request(body, request_id)
-        self.load.add(request_id, 1)
+        stream = ForwardedStream(wants_usage=request.wants_usage, wants_each=request.wants_each)
         try:
             async with (
                 self._metered(call, counts=request.streams),
                 self._server.client.post(path, request.body) as response,
             ):
                 content_type = response.headers.get("content-type", "application/json")
-                yield ForwardedHead(status=response.status_code, content_type=content_type)
-                if not content_type.startswith("text/event-stream"):
+                head = ForwardedHead(status=response.status_code, content_type=content_type)
+                yield head
+                if head.is_stream:
+                    before = TokenUsage()
+                    async for data in response.aiter_bytes():
+                        for event in stream.feed(data):
+                            yield _chunk(event, stream.usage)
+                        self._intervals.add(call, _difference(before, stream.usage))
+                        before = stream.usage
+                    if not stream.is_over:
+                        raise ServerLost("vLLM's server ended a stream early")
+                    last = _chunk(b"", stream.usage, last=True)
+                else:
                     data = await read_body(response)
-                    usage = TokenUsage()
-                    if response.status_code == 200:
-                        usage = usage_of(_decoded(data)) or usage
-                    yield _chunk(data, usage, last=True)
-                    return
-                stream = ForwardedStream(wants_usage=request.wants_usage, wants_each=request.wants_each)
-                before = TokenUsage()
-                async for data in response.aiter_bytes():
-                    for event in stream.feed(data):
-                        yield _chunk(event, stream.usage)
-                    self._intervals.add(call, _difference(before, stream.usage))
-                    before = stream.usage
-                if not stream.is_over:
-                    raise ServerLost("vLLM's server ended a stream early")
-                yield _chunk(b"", stream.usage, last=True)
+                    found = usage_of(_decoded(data)) if response.status_code == 200 else None
+                    last = _chunk(data, found or TokenUsage(), last=True)
         except BadAnswer as error:
             raise EngineError(f"vLLM's server answered with {error}") from error
-        finally:
-            self.load.remove(request_id)
+        yield last
 
     async def wait_closed(self) -> None:
         """Return once the server has ended, on request or by a failure."""
@@ -132,13 +118,6 @@ class VllmRunner:
             raise EngineError(f"vLLM's server answered with {error}") from error
         finally:
             await outputs.aclose()
-
-    def _on_interval(self) -> None:
-        now_s = time.monotonic()
-        step, self._step = self._step, []
-        self.load.stepped(step, now_s - self._step_started_s, now_s)
-        self._step_started_s = now_s
-        self._stepped()
 
 
 def _chunk(data: bytes, usage: TokenUsage, *, last: bool = False) -> ForwardedChunk:

@@ -10,17 +10,13 @@ from contextlib import suppress
 
 from invoker.engine.contract import EngineError
 from invoker.handlers.guard import MEMORY_STATUS, TASKS_STATUS
-from invoker.handlers.log_lines import WINDOW_S, LineSplitter
 from invoker.handlers.spawn import ProcessOutput, stop_process
 from invoker.vllm.arguments import VllmSpec, server_command, server_environment
 from invoker.vllm.client import VllmClient
-from rdmacast.aio.groups import cancel_and_discard
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
 
 _FIRST_TRY_S, _LAST_TRY_S = 0.02, 0.1  # between attempts to connect, while it starts
-_READ_BYTES = 64 * 1024
-_DRAIN_S = 1.0  # for output still in transit after the process ended
 _LAST_LINES = 8  # of its output, in the error of a failed start
 
 
@@ -52,17 +48,12 @@ class VllmServer:
         self._stopped = False
         self.client = VllmClient(spec.socket, spec.name, max_connections=spec.max_sequences + 64)
         self.ended = asyncio.Event()
-        self._reader = asyncio.create_task(self._read_output(), name=f"log of {spec.name}")
+        output.start(self._on_line, f"log of {spec.name}")
         self._waiter = asyncio.create_task(self._wait(), name=f"end of {spec.name}")
 
     def __repr__(self) -> str:
         state = "ended" if self.ended.is_set() else "runs"
         return f"<VllmServer {self._spec.name} pid {self._process.pid} {state}>"
-
-    @property
-    def pid(self) -> int:
-        """The process id of the guard, the parent of the server."""
-        return self._process.pid
 
     @classmethod
     async def spawn(
@@ -89,9 +80,11 @@ class VllmServer:
                 stderr=output.write_end,
                 start_new_session=True,
             )
-        except OSError as error:
+        except BaseException as error:
             output.close()
-            raise ServerFailed(f"vLLM cannot be started: {error}") from error
+            if isinstance(error, OSError):
+                raise ServerFailed(f"vLLM cannot be started: {error}") from error
+            raise
         finally:
             os.close(output.write_end)
         return cls(spec, process, output, log, on_ready, on_ended)
@@ -127,9 +120,7 @@ class VllmServer:
 
     async def _wait(self) -> None:
         await self._process.wait()
-        await asyncio.wait([self._reader], timeout=_DRAIN_S)
-        await cancel_and_discard(self._reader)
-        self._output.close()
+        await self._output.drain()
         self.ended.set()
 
     def _exit_reason(self) -> str:
@@ -147,24 +138,6 @@ class VllmServer:
                 return f"was killed by {signal.Signals(-code).name}"
             case _:
                 return f"ended with status {code}"
-
-    async def _read_output(self) -> None:
-        lines = LineSplitter(self._on_line)
-        try:
-            while True:
-                try:
-                    # Dropped lines are reported even if no output follows.
-                    async with asyncio.timeout(WINDOW_S if lines.dropped else None):
-                        data = await self._output.reader.read(_READ_BYTES)
-                except TimeoutError:
-                    lines.report_dropped()
-                    continue
-                if not data:
-                    return
-                lines.feed(data)
-                await asyncio.sleep(0)  # a read of buffered data does not yield to other tasks
-        finally:
-            lines.end()
 
     def _on_line(self, line: str) -> None:
         if "Error" in line or "error" in line:

@@ -8,16 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from invoker.vllm.client import completion_request, refused, token_outputs
+from invoker.vllm.client import completion_request, token_outputs
 from invoker.vllm.events import (
     MAX_EVENT_BYTES,
     BadAnswer,
     EventSplitter,
     ForwardedStream,
+    ServerRefused,
     TokenUsage,
     prepare_request,
+    refused,
     usage_of,
 )
+from registry.messages.forward import cache_salt
 from tests.fixtures.engine import sequence
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -66,6 +69,13 @@ def test_an_event_that_is_no_json_is_an_error() -> None:
         list(ForwardedStream(wants_usage=False, wants_each=False).feed(b"data: <html>\n\n"))
 
 
+def test_an_error_within_a_stream_ends_it() -> None:
+    stream, found = ForwardedStream(wants_usage=False, wants_each=False), list[bytes]()
+    with pytest.raises(ServerRefused, match="engine is dead") as failed:
+        found.extend(stream.feed(b'data: {"error":{"message":"the engine is dead"}}\n\ndata: [DONE]\n\n'))
+    assert failed.value.code == "internal" and not found and not stream.is_over
+
+
 @pytest.mark.parametrize("value", [None, [], {}, {"usage": None}, {"usage": []}])
 def test_what_has_no_usage(value: object) -> None:
     assert usage_of(value) is None
@@ -94,9 +104,19 @@ def test_a_sequence_continues_from_its_tokens() -> None:
     body = completion_request(one, "f")
     assert body["prompt"] == [5, 6] and (body["max_tokens"], body["min_tokens"]) == (8, 3)
     assert body["stop_token_ids"] == [9, 2] and body["ignore_eos"] and body["return_token_ids"]
+    assert body["cache_salt"] == cache_salt(one.tenant)
+    assert completion_request(replace(one, tenant="t"), "f")["cache_salt"] == cache_salt("t")
     further = replace(one, generated_ids=[7])
     moved = completion_request(further, "f")
     assert moved["prompt"] == [5, 6, 7] and (moved["max_tokens"], moved["min_tokens"]) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"presence_penalty": 1.0}, {"bad_words": ((3,),)}, {"grammar": "[0-9]"}, {"logprobs": 0}]
+)
+def test_what_vllm_would_not_continue_undisturbed_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(ServerRefused, match="vLLM's own server"):
+        completion_request(sequence("r", [5], **asked), "f")
 
 
 def test_tokens_of_an_event() -> None:
@@ -105,9 +125,6 @@ def test_tokens_of_an_event() -> None:
     assert (first.token_id, first.finish_reason, last.token_id, last.finish_reason) == (4, "", 5, "stop")
     (end,) = token_outputs(b'{"choices":[{"token_ids":[],"finish_reason":"length"}]}', "r")
     assert end.token_id is None and end.finish_reason == "length" and end.work == 0
-    logprobs = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:8": -2.0, "token_id:4": -0.5}]}
-    (one,) = token_outputs(json.dumps({"choices": [{"token_ids": [4], "logprobs": logprobs}]}).encode(), "r")
-    assert one.logprob is not None and one.logprob.top == ((4, -0.5), (8, -2.0))
     for event in (b"{}", b"[]", b"x", b'{"choices":[]}', b'{"choices":[{"token_ids":["a"]}]}'):
         with pytest.raises(BadAnswer):
             token_outputs(event, "r")

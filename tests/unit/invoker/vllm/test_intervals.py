@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from invoker.engine.contract import EngineCall
 from invoker.vllm.intervals import TokenIntervals, shares_of
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.patience import PATIENCE_S, until
 
 
 class _Call:
@@ -83,11 +83,19 @@ async def test_a_cancelled_caller_leaves_all_the_same() -> None:
 
 
 async def test_steps_end_while_calls_run() -> None:
-    meter, call, ends = _Meter(), _Call(), asyncio.Queue[None]()
-    intervals = TokenIntervals(meter, lambda: ends.put_nowait(None))
+    meter, call = _Meter(), _Call()
+    intervals = TokenIntervals(meter)
+    intervals.enter(call)
+    await until(lambda: len(meter.steps) >= 3)
+    await intervals.aclose()
+    assert call.held == 0
+
+
+async def test_a_call_leaves_after_the_end_of_the_metering() -> None:
+    meter, call = _Meter(), _Call()
+    intervals = TokenIntervals(meter)
+    await intervals.aclose()
     intervals.enter(call)
     async with asyncio.timeout(PATIENCE_S):
-        for _ in range(3):
-            await ends.get()
-    await intervals.aclose()
-    assert call.held == 0 and len(meter.steps) >= 3
+        await intervals.leave(call)
+    assert call.held == 0 and not meter.steps
