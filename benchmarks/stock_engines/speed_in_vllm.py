@@ -1,7 +1,10 @@
 """Tokens per second of vLLM: run by vLLM's interpreter, by path. It imports nothing of ours.
 
-It reads `{"model", "dtype", "batch", "prompt", "tokens", "rounds"}` on its standard input, and prints
-`{"seconds"}` for each round, after one that warms up.
+It reads `{"model", "dtype", "batch", "prompt", "tokens", "rounds", "compiled"}` on its standard input, and
+prints `{"threads", "seconds"}`: the number of threads that torch computes with, and the seconds of each
+round, after one that warms up. `compiled` is vLLM's own default, torch.compile: it needs a C++ compiler, and
+up to a minute before the first round. Without it the model runs as it is written, as in a node's servers.
+OMP_NUM_THREADS sets the threads.
 """
 
 import contextlib
@@ -24,13 +27,14 @@ def main() -> None:
     """Measure one batch size."""
     request: dict[str, Any] = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
+        import torch
         from vllm import LLM, SamplingParams
 
         engine = LLM(
             model=request["model"],
             skip_tokenizer_init=True,
             dtype=request["dtype"],
-            enforce_eager=True,
+            enforce_eager=not request["compiled"],
             max_model_len=2048,
             enable_prefix_caching=False,
             max_num_seqs=request["batch"],
@@ -47,8 +51,7 @@ def main() -> None:
             began = time.perf_counter()
             engine.generate(prompts, sampling, use_tqdm=False)
             rounds.append(time.perf_counter() - began)
-    for seconds in rounds[1:]:
-        print(json.dumps({"seconds": seconds}), flush=True)
+    print(json.dumps({"threads": torch.get_num_threads(), "seconds": rounds[1:]}), flush=True)
 
 
 if __name__ == "__main__":

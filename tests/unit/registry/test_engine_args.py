@@ -59,16 +59,37 @@ def test_there_are_not_too_many() -> None:
         split_engine_args("--seed '")
 
 
-@given(st.lists(st.text(max_size=12), max_size=8))
-def test_every_option_that_passes_is_a_known_one(args: list[str]) -> None:
-    try:
-        checked = check_vllm_args(args)
-    except InvalidRecord:
-        return
-    for arg in checked:
-        name = arg.partition("=")[0]
-        if name.startswith("--"):
-            assert name in VLLM_ARGS or "--" + name.removeprefix("--no-") in VLLM_ARGS
+# The value of the other one is checked, too.
+FLAGS = st.sampled_from(sorted(VLLM_ARGS - {"--structured-outputs-config"}))
+VALUES = st.sampled_from(["1", "-1", "-0.5", "auto", "a_b", "{}", "/etc", ""])
+
+
+@st.composite
+def options(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Draw an allowed option in one of its spellings, and the same as vLLM names it."""
+    flag, value = draw(FLAGS), draw(VALUES)
+    name = draw(st.sampled_from([flag, f"--no-{flag[2:]}"]))
+    spelt = draw(st.sampled_from([name, f"--{name[2:].replace('-', '_')}"]))
+    if draw(st.booleans()):
+        return [f"{spelt}={value}"], [f"{name}={value}"]
+    return [spelt, value], [name, value]
+
+
+@given(st.lists(options(), max_size=8))
+def test_allowed_options_pass_in_every_spelling(drawn: list[tuple[list[str], list[str]]]) -> None:
+    given_args = [arg for spelt, _ in drawn for arg in spelt]
+    assert check_vllm_args(given_args) == tuple(arg for _, named in drawn for arg in named)
+
+
+@given(st.lists(options(), max_size=3), FLAGS, st.integers(2, 9), st.text("abc.", min_size=1, max_size=9))
+def test_no_option_passes_that_is_nearly_an_allowed_one(
+    drawn: list[tuple[list[str], list[str]]], flag: str, cut: int, more: str
+) -> None:
+    before = [arg for spelt, _ in drawn for arg in spelt]
+    for near in (flag[:cut] + more + flag[cut:], flag[:-1], flag[1:], f"--no-no-{flag[2:]}"):
+        for args in ([*before, near], [near, *before], [*before, f"{near}=1"]):
+            with pytest.raises(InvalidRecord, match="not an option"):
+                check_vllm_args(args)
 
 
 def test_function_yaml_names_the_engine() -> None:

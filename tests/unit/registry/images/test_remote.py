@@ -1,6 +1,5 @@
 """Models from stores and hubs, read in place: an S3 server, a hub on loopback, file:// URLs."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,19 +15,13 @@ from moto.server import ThreadedMotoServer
 
 from registry.errors import CheckpointError
 from registry.images.assets import collect_assets
-from registry.images.plan import PackPlan, image_chunks, plan_checkpoint
+from registry.images.pack import hash_image
+from registry.images.plan import plan_checkpoint
 from registry.images.source import checkpoint_from
 from tests.fixtures.checkpoints import write_checkpoint
 from tests.fixtures.hub import FakeHub, serving
 
 COMMIT = "a" * 40
-
-
-def digest(plan: PackPlan) -> str:
-    whole = hashlib.sha256()
-    for piece in image_chunks(plan):
-        whole.update(piece)
-    return whole.hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +68,7 @@ def test_a_model_of_an_object_store_is_read_in_place(bucket: str, model: Path) -
     assert (found.url, found.hub_id, found.commit) == (bucket, "", "")
     remote, local = plan_checkpoint(found.folder), plan_checkpoint(model)
     assert remote.layout == local.layout and remote.config == local.config
-    assert digest(remote) == digest(local)
+    assert hash_image(remote) == hash_image(local)
     assert collect_assets(found.folder) == collect_assets(model)
 
 
@@ -90,16 +83,17 @@ def test_what_an_object_store_cannot_give_has_a_reason(bucket: str) -> None:
         client.delete_object(Bucket="models", Key=entry["Key"])
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(CheckpointError, match="cannot read s3://"):
-        digest(found)
+        hash_image(found)
 
 
 PROGRAM = """
 import json, sys
+from registry.images.pack import hash_image
 from registry.images.plan import plan_checkpoint
 from registry.images.source import checkpoint_from
-from tests.unit.registry.images.test_remote import digest
 found = checkpoint_from(sys.argv[1])
-print(json.dumps([found.hub_id, found.commit, found.url, digest(plan_checkpoint(found.folder))]))
+image = hash_image(plan_checkpoint(found.folder)).sha256
+print(json.dumps([found.hub_id, found.commit, found.url, image]))
 """
 
 
@@ -117,7 +111,7 @@ def test_a_commit_of_a_hub_is_read_in_place(model: Path, tmp_path: Path) -> None
     with serving(hub):
         done = _read(hub, "hf://org/tiny@v1", tmp_path / "cache")
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == ["org/tiny", COMMIT, "", digest(plan_checkpoint(model))]
+        assert json.loads(done.stdout) == ["org/tiny", COMMIT, "", hash_image(plan_checkpoint(model)).sha256]
         unknown = _read(hub, "hf://org/tiny@v9", tmp_path / "cache")
         assert unknown.returncode == 1 and "cannot read hf://org/tiny@v9" in unknown.stderr
     assert not list((tmp_path / "cache").rglob("*.safetensors"))  # nothing was downloaded
