@@ -55,6 +55,7 @@ from invoker.pipeline.engines import StageContext
 from invoker.publisher import Publisher
 from invoker.scratch import scratch_folder
 from invoker.settings import Settings
+from invoker.vllm.forking import make_zygote
 from invoker.vllm.host import VllmHost, has_module
 from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.threads import run_in_thread
@@ -257,15 +258,21 @@ async def _open_vllm(setup: NodeSetup, memory: _Memory, stack: AsyncExitStack) -
             f"--vllm-python {settings.vllm_python}: no Python that has vLLM (make install-vllm makes one)"
         )
     parent = Path(tempfile.gettempdir()) / f"hypercast-vllm-{setup.config.cluster_id}"
+    scratch_dir = stack.enter_context(scratch_folder(parent))
+    zygote = None
+    if not settings.no_vllm_preload:
+        made = make_zygote(settings.vllm_python, facts.device, scratch_dir / "zygote")
+        zygote = await stack.enter_async_context(made.running())
     return VllmHost(
         python=settings.vllm_python,
         memory_bytes=settings.vllm_memory_bytes or default_vllm_bytes(settings.nodes_hint),
         device=facts.device,
-        scratch_dir=stack.enter_context(scratch_folder(parent)),
+        scratch_dir=scratch_dir,
         folders=_open_folders(memory.tier, stack),
         attach=socket_path(setup.root, settings.node_id)
         if await has_module(settings.vllm_python, "hypercast_vllm")
         else None,
+        zygote=zygote,
     )
 
 

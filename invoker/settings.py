@@ -60,6 +60,7 @@ _SAME = (
         "journal_dir",
         "log_level",
         "vllm_memory_bytes",
+        "no_vllm_preload",
     ),
 )
 
@@ -104,6 +105,7 @@ class Settings:
     log_level: str
     vllm_python: Path | None = None
     vllm_memory_bytes: int | None = None
+    no_vllm_preload: bool = False
     checks_settle_s: float = 5.0  # without a start, before the check of a whole image begins
 
     @property

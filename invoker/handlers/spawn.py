@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from invoker.handlers.confine import hide_memory
 from invoker.handlers.guard import RENEW
@@ -113,7 +114,21 @@ async def start_process(folder: Path, theirs: socket.socket, output: int) -> asy
     )
 
 
-def stop_process(process: asyncio.subprocess.Process) -> None:
+class GuardProcess(Protocol):
+    """The process of a guard: an asyncio.subprocess.Process, or what has the same methods."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def send_signal(self, signal: int, /) -> None: ...
+
+
+def stop_process(process: GuardProcess) -> None:
     """Have the guard kill the handler with all that it started, and end."""
     _send(process, signal.SIGTERM)
 
@@ -123,7 +138,7 @@ def renew_cpu_limit(process: asyncio.subprocess.Process) -> None:
     _send(process, RENEW)
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _send(process: GuardProcess, number: signal.Signals) -> None:
     """Send a signal unless the process has ended: its pid may then be another's."""
     if process.returncode is None:
         with suppress(ProcessLookupError):

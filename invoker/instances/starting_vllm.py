@@ -107,7 +107,7 @@ async def _vllm_runner(
         server = await context.vllm.start(request, image, lambda line: log_line(f"[vllm] {line}"))
         try:
             await server.wait_ready()
+            return VllmRunner(server, steps)
         except BaseException:
             await run_shielded(server.aclose())
             raise
-    return VllmRunner(server, steps)

@@ -3,11 +3,12 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+from invoker.vllm.zygote import SERVER
 from registry.images.adapters import FOLDER
 
-_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 CACHE = "cache"  # vLLM's, in the server's scratch folder
 _GIB = 1 << 30
 # The part of the node's environment that the server inherits: the places of libraries and devices.
@@ -49,7 +50,12 @@ class VllmSpec:
 
 
 def server_command(spec: VllmSpec) -> list[str]:
-    """Return the server's program with its arguments; those of the function come last, so that they count."""
+    """Return the server's program with its arguments."""
+    return [str(spec.python), "-m", SERVER, *server_arguments(spec)]
+
+
+def server_arguments(spec: VllmSpec) -> list[str]:
+    """Return the server's arguments; those of the function come last, so that they count."""
     given = {argument.partition("=")[0] for argument in spec.arguments}
     own = [
         *("--model", str(spec.folder)),
@@ -69,7 +75,17 @@ def server_command(spec: VllmSpec) -> list[str]:
         own.append("--enforce-eager")  # compiling costs minutes there and gains nothing
     if _is_single(spec):
         own += ["--distributed-executor-backend", "uni"]
-    return [str(spec.python), *_SERVER, *own, *spec.arguments]
+    return [*own, *spec.arguments]
+
+
+def workers_of(arguments: Sequence[str]) -> int:
+    """Return the number of processes that run the model, by a server's checked arguments."""
+    count = 1
+    given = [part for argument in arguments for part in argument.split("=", 1)]
+    for name, value in pairwise(given):
+        if name in _PARALLEL and value.isdigit():
+            count *= max(1, int(value))
+    return count
 
 
 def _is_single(spec: VllmSpec) -> bool:
@@ -78,8 +94,7 @@ def _is_single(spec: VllmSpec) -> bool:
     By default vLLM starts another process for that there, which imports all again, to bind threads to
     processors: it must not do that beside other instances.
     """
-    given = {argument.partition("=")[0] for argument in spec.arguments}
-    return spec.device == "cpu" and given.isdisjoint(_PARALLEL)
+    return spec.device == "cpu" and workers_of(spec.arguments) == 1
 
 
 def _adapter_arguments(spec: VllmSpec, given: Collection[str]) -> list[str]:
@@ -93,31 +108,41 @@ def _adapter_arguments(spec: VllmSpec, given: Collection[str]) -> list[str]:
     return arguments
 
 
-def base_environment(scratch: Path, node: Mapping[str, str]) -> dict[str, str]:
-    """Return what each process with vLLM gets of the node's environment: no key, no secret, no hub."""
-    return {name: node[name] for name in _INHERITED if name in node} | {
-        "HOME": str(scratch),
-        "TMPDIR": str(scratch),
-        "XDG_CACHE_HOME": str(scratch / CACHE),
-        "VLLM_CACHE_ROOT": str(scratch / CACHE),
-        "VLLM_RPC_BASE_PATH": str(scratch),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+def base_environment(scratch: Path, device: str, node: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of any process with vLLM, from the node's: no key, no secret, no hub."""
+    _, _, index = device.partition(":")
+    one = {"CUDA_VISIBLE_DEVICES": _visible(int(index), node)} if index else {}
+    return (
+        {name: node[name] for name in _INHERITED if name in node}
+        | one
+        | {
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "XDG_CACHE_HOME": str(scratch / CACHE),
+            "VLLM_CACHE_ROOT": str(scratch / CACHE),
+            "VLLM_RPC_BASE_PATH": str(scratch),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
+
+
+def _visible(index: int, node: Mapping[str, str]) -> str:
+    """Return how the CUDA driver names the node's device of that index."""
+    known = [name.strip() for name in node.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return known[index] if index < len(known) else str(index)
 
 
 def server_environment(spec: VllmSpec, node: Mapping[str, str]) -> dict[str, str]:
     """Return the server's environment, from the node's."""
-    environment = base_environment(spec.scratch, node)
-    kind, _, index = spec.device.partition(":")
-    if kind == "cpu":
-        environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.memory_bytes // _KV_SHARE // _GIB))
+    environment = base_environment(spec.scratch, spec.device, node)
+    if spec.device == "cpu":
+        share = _KV_SHARE * workers_of(spec.arguments)
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, spec.memory_bytes // share // _GIB))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         if _is_single(spec):
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    elif index:
-        environment["CUDA_VISIBLE_DEVICES"] = index
     return environment

@@ -14,9 +14,11 @@ from pathlib import Path
 from invoker.engine.contract import UnsupportedModel
 from invoker.host_tier.model_folders import ModelFolders
 from invoker.vllm import check_args
-from invoker.vllm.arguments import VllmSpec, base_environment
+from invoker.vllm.arguments import VllmSpec, base_environment, workers_of
+from invoker.vllm.errors import ServerFailed
+from invoker.vllm.forking import VllmZygote
 from invoker.vllm.model_infos import ModelInfos
-from invoker.vllm.server import ServerFailed, VllmServer
+from invoker.vllm.server import VllmServer
 from rdmacast.aio.shielded import run_shielded, shielded_stack
 from rdmacast.aio.threads import run_in_thread
 from registry.images.adapters import CONFIG, FOLDER, adapters_of, rank_of
@@ -24,7 +26,7 @@ from registry.messages.images import ImageRef
 from registry.messages.node import StartInstance
 
 CHECK_TIMEOUT_S = 120.0
-LEAST_BYTES = 4 << 30  # of one server: its interpreters, and a KV cache
+LEAST_BYTES = 4 << 30  # of each process that runs the model: its interpreter, and a KV cache
 IMAGE_SHARE = 3  # times the image's bytes: weights, KV cache, and copies while it loads
 _PROBE = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _PROBE_TIMEOUT_S = 20.0
@@ -43,6 +45,7 @@ class VllmHost:
     scratch_dir: Path
     folders: ModelFolders
     attach: Path | None = None
+    zygote: VllmZygote | None = None
     _infos: ModelInfos = field(default_factory=ModelInfos, init=False)
     _reserved: dict[str, int] = field(default_factory=dict, init=False)  # bytes of servers, by folder
 
@@ -60,7 +63,7 @@ class VllmHost:
         """
         name = f"{request.function}-{request.version}.{request.instance_id}"
         async with shielded_stack() as stack:
-            memory_bytes = self._reserve(name, image.nbytes)
+            memory_bytes = self._reserve(name, image.nbytes, workers_of(request.engine_args))
             stack.push_async_callback(run_in_thread, self._release, name)
             linked = "" if self.loads_arriving else image.image
             folder = await run_in_thread(self.folders.open, name, linked, request.assets)
@@ -84,7 +87,11 @@ class VllmHost:
             )
             await run_in_thread(self._infos.write_into, scratch)
             server = await VllmServer.spawn(
-                spec, on_log, lambda: self._infos.keep(scratch), lambda: self._release(name)
+                spec,
+                on_log,
+                on_ready=lambda: self._infos.keep(scratch),
+                on_ended=lambda: self._release(name),
+                zygote=self.zygote,
             )
             stack.pop_all()
             return server
@@ -95,10 +102,10 @@ class VllmHost:
         stack.push_async_callback(run_in_thread, _remove, folder)
         return folder
 
-    def _reserve(self, name: str, image_bytes: int) -> int:
+    def _reserve(self, name: str, image_bytes: int, workers: int) -> int:
         """Reserve the memory of a server; return its bytes. Raises ServerFailed."""
         used = sum(self._reserved.values())
-        wanted = min(self.memory_bytes, max(LEAST_BYTES, IMAGE_SHARE * image_bytes))
+        wanted = min(self.memory_bytes, max(workers * LEAST_BYTES, IMAGE_SHARE * image_bytes))
         if used + wanted > self.memory_bytes:
             raise ServerFailed(
                 f"vLLM servers of this node take {used} bytes, and one more of {wanted} bytes exceeds "
@@ -124,7 +131,7 @@ class VllmHost:
                 given=asked,
                 timeout_s=CHECK_TIMEOUT_S,
                 folder=scratch,
-                environment=base_environment(scratch, os.environ),
+                environment=base_environment(scratch, self.device, os.environ),
             )
         try:
             error = json.loads(ended.output.strip().splitlines()[-1])["error"]

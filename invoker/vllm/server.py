@@ -8,22 +8,18 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from invoker.engine.contract import EngineError
 from invoker.handlers.guard import MEMORY_STATUS, TASKS_STATUS
-from invoker.handlers.spawn import ProcessOutput, stop_process
-from invoker.vllm.arguments import VllmSpec, server_command, server_environment
+from invoker.handlers.spawn import GuardProcess, ProcessOutput, stop_process
+from invoker.vllm.arguments import VllmSpec, server_arguments, server_command, server_environment
 from invoker.vllm.client import VllmClient
+from invoker.vllm.errors import ServerFailed
+from invoker.vllm.forking import ServerOrder, VllmZygote
+from invoker.vllm.launch import MAX_TASKS
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
 
 _FIRST_TRY_S, _LAST_TRY_S = 0.02, 0.1  # between attempts to connect, while it starts
 _LAST_LINES = 8  # of its output, in the error of a failed start
-
-
-class ServerFailed(EngineError):
-    """The server did not start, or it has ended."""
-
-    code = "start_failed"
 
 
 class VllmServer:
@@ -32,7 +28,7 @@ class VllmServer:
     def __init__(
         self,
         spec: VllmSpec,
-        process: asyncio.subprocess.Process,
+        process: GuardProcess,
         output: ProcessOutput,
         log: Callable[[str], None],
         on_ready: Callable[[], None],
@@ -62,24 +58,15 @@ class VllmServer:
         log: Callable[[str], None],
         on_ready: Callable[[], None],
         on_ended: Callable[[], None],
+        zygote: VllmZygote | None = None,
     ) -> "VllmServer":
-        """Start the process. Raises ServerFailed.
+        """Start the process, from a `zygote` that is ready. Raises ServerFailed.
 
         `on_ready` is called in a thread once it answers, `on_ended` in one once it is closed.
         """
         output = await ProcessOutput.open()
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-I", "-B", "-m", "invoker.vllm.launch", str(os.getpid()), str(spec.memory_bytes)),
-                *server_command(spec),
-                cwd=spec.scratch,
-                env=server_environment(spec, os.environ),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output.write_end,
-                stderr=output.write_end,
-                start_new_session=True,
-            )
+            process = await _start(spec, output.write_end, zygote)
         except BaseException as error:
             output.close()
             if isinstance(error, OSError):
@@ -143,3 +130,28 @@ class VllmServer:
         if "Error" in line or "error" in line:
             self._last = [*self._last, line.strip()[:300]][-_LAST_LINES:]
         self._log(line)
+
+
+async def _start(spec: VllmSpec, output: int, zygote: VllmZygote | None) -> GuardProcess:
+    environment = server_environment(spec, os.environ)
+    if zygote is not None and zygote.ready.is_set():
+        order = ServerOrder(
+            id=str(spec.scratch),
+            arguments=server_arguments(spec),
+            environment=environment,
+            folder=spec.scratch,
+            memory_bytes=spec.memory_bytes,
+            tasks=MAX_TASKS,
+        )
+        return await zygote.fork(order, output)
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-B", "-m", "invoker.vllm.launch", str(os.getpid()), str(spec.memory_bytes)),
+        *server_command(spec),
+        cwd=spec.scratch,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )

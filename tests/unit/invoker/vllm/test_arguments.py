@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from invoker.vllm.arguments import VllmSpec, server_command, server_environment
+from invoker.vllm.arguments import VllmSpec, server_command, server_environment, workers_of
 
 SPEC = VllmSpec(
     python=Path("/venv/bin/python"),
@@ -71,4 +71,13 @@ def test_no_secret_is_inherited() -> None:
     assert made["PATH"] == "/bin" and made["HOME"] == "/tmp/x" and made["HF_HUB_OFFLINE"] == "1"
     assert not {"HYPERCAST_CLUSTER_SECRET", "HF_TOKEN", "PYTHONPATH"} & made.keys()
     assert made["VLLM_CPU_KVCACHE_SPACE"] == "4" and "CUDA_VISIBLE_DEVICES" not in made
-    assert server_environment(replace(SPEC, device="cuda:3"), node)["CUDA_VISIBLE_DEVICES"] == "3"
+    for visible, name in ((None, "3"), ("", "3"), ("4, 5,6,7", "7"), ("4", "3"), ("a,b,c,GPU-d", "GPU-d")):
+        given = node if visible is None else {**node, "CUDA_VISIBLE_DEVICES": visible}
+        assert server_environment(replace(SPEC, device="cuda:3"), given)["CUDA_VISIBLE_DEVICES"] == name
+
+
+def test_a_server_has_a_process_for_each_part_of_its_model() -> None:
+    assert workers_of(()) == workers_of(("--max-model-len", "8", "--tensor-parallel-size")) == 1
+    assert workers_of(("--tensor-parallel-size=2", "--seed", "3", "--pipeline-parallel-size", "4")) == 8
+    halves = replace(SPEC, arguments=("--tensor-parallel-size", "2"))
+    assert server_environment(halves, {})["VLLM_CPU_KVCACHE_SPACE"] == "2"

@@ -1,0 +1,155 @@
+"""A process that has imported vLLM and forks its servers: run by vLLM's interpreter, beside the node.
+
+    node ── zygote ── guard ── server
+
+Standard input is a socket that keeps messages apart; each is a JSON object. The node sends `Fork`, with a
+descriptor for the server's output, or `{"stop": ID}`; the answers are `{"ready": true}` once, `{"pid", "id"}`
+for a fork and `{"status", "id"}` for its end. A zygote ends, with its servers, when its node does.
+
+It starts no thread: none survives a fork.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+SERVER = "vllm.entrypoints.openai.api_server"
+# What a server imports only when it starts.
+_LATER = (
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+)
+MAX_MESSAGE_BYTES = 128 << 10
+
+
+def main() -> None:
+    """Import vLLM, and fork servers until the node ends."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else its import starts threads
+    sys.path.insert(0, _ROOT)
+    from invoker.handlers import confine
+
+    confine.die_with(int(sys.argv[1]))
+    gc.disable()
+    importlib.import_module(SERVER)
+    for name in _LATER:  # not every release has them
+        with suppress(ImportError):
+            importlib.import_module(name)
+    importlib.import_module("invoker.handlers.guard")
+    sys.path.remove(_ROOT)
+    # What was imported stays shared with the servers: their collectors do not touch it.
+    gc.freeze()
+    gc.enable()
+    with socket.socket(fileno=0) as node:
+        _Zygote(node).run()
+
+
+class _Zygote:
+    """The loop of the zygote. A server is waited for once it has ended: until then its pid is its own."""
+
+    def __init__(self, node: socket.socket) -> None:
+        self._node = node
+        self._pids: dict[str, int] = {}
+        self._ends: dict[int, str] = {}  # ids by the descriptors that report an end
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        self._poll.register(self._node, select.POLLIN)
+        self._send({"ready": True})
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor != self._node.fileno():
+                    self._ended(descriptor)
+                elif not self._carry_out():
+                    return
+
+    def _carry_out(self) -> bool:
+        """Carry out one message; return False once the node has closed the socket."""
+        data, descriptors, _, _ = socket.recv_fds(self._node, MAX_MESSAGE_BYTES, 1)
+        if not data:
+            return False
+        message = json.loads(data)
+        if "stop" in message:
+            with suppress(KeyError):  # it has ended meanwhile
+                os.kill(self._pids[message["stop"]], signal.SIGTERM)
+            return True
+        (output,) = descriptors
+        self._fork(message, output)
+        os.close(output)
+        return True
+
+    def _fork(self, order: dict[str, Any], output: int) -> None:
+        zygote = os.getpid()
+        pid = os.fork()
+        if not pid:
+            _become_server(order, output, zygote)
+        self._pids[order["id"]] = pid
+        descriptor = os.pidfd_open(pid)
+        self._ends[descriptor] = order["id"]
+        self._poll.register(descriptor, select.POLLIN)
+        self._send({"id": order["id"], "pid": pid})
+
+    def _ended(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        os.close(descriptor)
+        name = self._ends.pop(descriptor)
+        _, status = os.waitpid(self._pids.pop(name), 0)
+        self._send({"id": name, "status": os.waitstatus_to_exitcode(status)})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the next message is the end
+            self._node.send(json.dumps(message).encode())
+
+
+def _become_server(order: dict[str, Any], output: int, zygote: int) -> NoReturn:
+    """Fork a guard and run vLLM's server; never returns."""
+    from invoker.handlers import confine
+    from invoker.handlers.guard import GroupLimits, fork_guarded
+    from invoker.handlers.usage import memory_bytes_of
+
+    os.setsid()
+    confine.die_with(zygote)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    confine.close_descriptors(keep=2)
+    os.umask(0o077)
+    os.chdir(order["folder"])
+    os.environ.update(order["environment"])
+    tempfile.tempdir = None
+    # The guard adds its own memory to the limit: here that is vLLM's.
+    memory_bytes = order["memory_bytes"] - memory_bytes_of(os.getpid())
+    limits = GroupLimits(memory_bytes=memory_bytes, tasks=order["tasks"])
+    fork_guarded(limits, node=zygote)
+    sys.argv = [SERVER, *order["arguments"]]
+    del sys.modules[SERVER]  # else running it warns
+    code: object = 1
+    try:
+        runpy.run_module(SERVER, run_name="__main__")
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:  # without the interpreter's end, which takes all that was imported apart
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    main()
