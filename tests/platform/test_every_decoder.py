@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from tests.fixtures.decoders import CONFIGS, VOCABULARY, write_decoder
 from tests.fixtures.platform import Platform
 
+LAYERS = 16  # several blocks, so that some arrive long before the others
 LENGTHS = (1, 5, 9, 17, 24, 24, 30, 40)
 NEW_TOKENS, AT_ONCE = 32, 4
 NEAR_TIE = 1e-4  # of two logits: a batch computes their last bits in another order
@@ -20,7 +21,7 @@ NEAR_TIE = 1e-4  # of two logits: a batch computes their last bits in another or
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """Start three nodes on three hosts; over their links a model of these takes seconds."""
-    flags = ("--nodes", "3", "--hosts", "3", "--link-rate", "3mbit")
+    flags = ("--nodes", "3", "--hosts", "3", "--link-rate", "2mbit")
     running = Platform(data=tmp_path_factory.mktemp("every") / "data", flags=flags)
     running.up()
     yield running
@@ -61,7 +62,7 @@ def _check(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> None
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_tokens_over_http_and_by_live_pipelines(slow: Platform, tmp_path: Path, kind: str) -> None:
-    model = write_decoder(kind, tmp_path)
+    model = write_decoder(kind, tmp_path, LAYERS)
     name = kind.replace("_", "-")
     flags = ("--live", "pipeline", "--keep-alive", "10m", "--target-concurrency", "8", "--max-instances", "2")
     slow.run("deploy", str(tmp_path), "--name", name, *flags)
