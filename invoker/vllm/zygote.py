@@ -49,6 +49,7 @@ def main() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     importlib.import_module("invoker.handlers.guard")
+    _set_title("hypercast vLLM zygote")
     sys.path.remove(_ROOT)
     # What was imported stays shared with the servers: their collectors do not touch it.
     gc.freeze()
@@ -133,7 +134,9 @@ def _become_server(order: dict[str, Any], output: int, zygote: int) -> NoReturn:
     # The guard adds its own memory to the limit: here that is vLLM's.
     memory_bytes = order["memory_bytes"] - memory_bytes_of(os.getpid())
     limits = GroupLimits(memory_bytes=memory_bytes, tasks=order["tasks"])
+    _set_title("hypercast vLLM guard")
     fork_guarded(limits, node=zygote)
+    _set_title(" ".join([sys.executable, "-m", SERVER, *order["arguments"]]))
     sys.argv = [SERVER, *order["arguments"]]
     del sys.modules[SERVER]  # else running it warns
     code: object = 1
@@ -149,6 +152,12 @@ def _become_server(order: dict[str, Any], output: int, zygote: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _set_title(title: str) -> None:
+    """Set what `ps` shows of this process; vLLM brings the module."""
+    with suppress(ImportError):
+        importlib.import_module("setproctitle").setproctitle(title)
 
 
 if __name__ == "__main__":
