@@ -13,13 +13,13 @@ import sys
 def main() -> None:
     """Check one request."""
     request = json.load(sys.stdin)
-    said = io.StringIO()
     with contextlib.redirect_stdout(sys.stderr):
-        error = _error(request, said)
+        error = check(request)
     print(json.dumps({"error": error}))
 
 
-def _error(request: dict[str, list[str]], said: io.StringIO) -> str:
+def check(request: dict[str, list[str]]) -> str:
+    """Return what vLLM has against a request, "" for nothing."""
     from vllm.model_executor.models import ModelRegistry
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -27,7 +27,7 @@ def _error(request: dict[str, list[str]], said: io.StringIO) -> str:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     except ImportError:  # before 0.32
         from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser, said = make_arg_parser(FlexibleArgumentParser()), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             validate_parsed_serve_args(parser.parse_args(request["arguments"]))

@@ -1,6 +1,7 @@
 """The node's side of the zygote: forks servers from a process that has imported vLLM."""
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -75,6 +76,8 @@ class VllmZygote:
         self._node_end: socket.socket | None = None  # of a zygote that is ready
         self._guards: dict[str, ForkedGuard] = {}
         self._forks: dict[str, asyncio.Future[ForkedGuard]] = {}
+        self._checks: dict[str, asyncio.Future[str]] = {}
+        self._numbers = itertools.count()
         self.ready = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -113,6 +116,20 @@ class VllmZygote:
         finally:
             del self._forks[order.id]
         return guard
+
+    async def check(self, request: Mapping[str, Sequence[str]]) -> str:
+        """Return what vLLM has against a request of `check_args`. Raises ServerFailed unless it is ready."""
+        if self._node_end is None:
+            raise ServerFailed("the process with vLLM imported is not ready")
+        name = f"check {next(self._numbers)}"
+        check = self._checks[name] = asyncio.get_running_loop().create_future()
+        node_end = self._node_end
+        try:
+            _send(node_end, {"id": name, "check": request})
+            return await check
+        finally:
+            _stop(node_end, name)
+            del self._checks[name]
 
     async def _keep(self) -> None:
         while True:
@@ -159,8 +176,11 @@ class VllmZygote:
         await output.drain()
         if self._guards:
             log.warning("the process that forked %s vLLM servers ended with %s", len(self._guards), status)
-        for fork in self._forks.values():
-            fork.set_exception(ServerFailed(f"the process with vLLM imported ended with status {status}"))
+        waiting: list[asyncio.Future[Any]] = [*self._forks.values(), *self._checks.values()]
+        for future in waiting:
+            if not future.done():
+                ended = f"the process with vLLM imported ended with status {status}"
+                future.set_exception(ServerFailed(ended))
         guards, self._guards = self._guards, {}
         for guard in guards.values():
             guard.on_ended(-signal.SIGKILL)
@@ -172,13 +192,27 @@ class VllmZygote:
                 case {"ready": True}:
                     self._node_end = node_end
                     self.ready.set()
-                case {"id": str(name), "pid": int(pid)}:
-                    guard = ForkedGuard(node_end, name, pid)
-                    self._guards[name] = guard
-                    if (fork := self._forks.get(name)) is not None and not fork.done():
-                        fork.set_result(guard)
+                case {"id": str(name), "error": str(error)}:
+                    self._checked(name, error)
                 case {"id": str(name), "status": int(status)}:
-                    self._guards.pop(name).on_ended(status)
+                    guard = self._guards.pop(name, None)
+                    if guard is None:
+                        self._checked(name, ServerFailed(f"the check ended with status {status}"))
+                    else:
+                        guard.on_ended(status)
+                case {"id": str(name), "pid": int(pid)} if name in self._forks:
+                    self._guards[name] = ForkedGuard(node_end, name, pid)
+                    if not self._forks[name].done():
+                        self._forks[name].set_result(self._guards[name])
+
+    def _checked(self, name: str, result: "str | ServerFailed") -> None:
+        check = self._checks.get(name)
+        if check is None or check.done():
+            return
+        if isinstance(result, str):
+            check.set_result(result)
+        else:
+            check.set_exception(result)
 
 
 def make_zygote(python: Path, device: str, folder: Path) -> VllmZygote:

@@ -122,24 +122,31 @@ class VllmHost:
         """Check with vLLM that it takes the arguments and has the architecture. Raises UnsupportedModel."""
         given = config.get("architectures")
         names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-        asked = json.dumps({"arguments": list(arguments), "architectures": names}).encode()
+        request = {"arguments": list(arguments), "architectures": names}
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                if self.zygote is not None and self.zygote.ready.is_set():
+                    error = await self.zygote.check(request)
+                else:
+                    error = await self._check_alone(json.dumps(request).encode())
+        except TimeoutError:
+            raise ServerFailed(f"vLLM's check took longer than {CHECK_TIMEOUT_S:g} s") from None
+        if error:
+            raise UnsupportedModel(f"vLLM: {error[:_MAX_MESSAGE]}")
+
+    async def _check_alone(self, request: bytes) -> str:
+        """Check in a process of its own, which imports vLLM. Raises ServerFailed."""
         async with shielded_stack() as stack:
             scratch = await self._scratch(stack)
+            environment = base_environment(scratch, self.device, os.environ)
             ended = await _run(
-                self.python,
-                check_args.__file__,
-                given=asked,
-                timeout_s=CHECK_TIMEOUT_S,
-                folder=scratch,
-                environment=base_environment(scratch, self.device, os.environ),
+                self.python, check_args.__file__, given=request, folder=scratch, environment=environment
             )
         try:
-            error = json.loads(ended.output.strip().splitlines()[-1])["error"]
+            return str(json.loads(ended.output.strip().splitlines()[-1])["error"])
         except (ValueError, IndexError, KeyError, TypeError):
             log.warning("%s: %s", self.python, ended.errors.decode(errors="replace")[-2000:])
             raise ServerFailed(f"{self.python} cannot check arguments of vLLM: see the node's log") from None
-        if error:
-            raise UnsupportedModel(f"vLLM: {str(error)[:_MAX_MESSAGE]}")
 
 
 def _remove(folder: str | os.PathLike[str]) -> None:
@@ -149,8 +156,9 @@ def _remove(folder: str | os.PathLike[str]) -> None:
 async def has_module(python: Path, name: str) -> bool:
     """Return whether the interpreter can be run and finds a module, which is not imported."""
     try:
-        ended = await _run(python, "-I", "-c", _PROBE, name, timeout_s=_PROBE_TIMEOUT_S)
-    except ServerFailed:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            ended = await _run(python, "-I", "-c", _PROBE, name)
+    except (ServerFailed, TimeoutError):
         return False
     return ended.status == 0
 
@@ -167,7 +175,6 @@ class _Ended:
 async def _run(
     python: Path,
     *arguments: str,
-    timeout_s: float,
     given: bytes | None = None,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -186,10 +193,7 @@ async def _run(
     except OSError as error:
         raise ServerFailed(f"{python} cannot be started: {error}") from error
     try:
-        async with asyncio.timeout(timeout_s):
-            output, errors = await process.communicate(given)
-    except TimeoutError:
-        raise ServerFailed(f"{python} did not end within {timeout_s:g} s") from None
+        output, errors = await process.communicate(given)
     finally:
         await run_shielded(_killed(process))
     return _Ended(status=process.returncode, output=output, errors=errors)

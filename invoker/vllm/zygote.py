@@ -2,11 +2,17 @@
 
     node ── zygote ── guard ── server
 
-Standard input is a socket that keeps messages apart; each is a JSON object. The node sends `Fork`, with a
-descriptor for the server's output, or `{"stop": ID}`; the answers are `{"ready": true}` once, `{"pid", "id"}`
-for a fork and `{"status", "id"}` for its end. A zygote ends, with its servers, when its node does.
+Standard input is a socket that keeps messages apart; each is a JSON object.
 
-It starts no thread: none survives a fork.
+    node to zygote    {"id", "arguments", "environment", "folder", "memory_bytes", "tasks"}
+                                           fork a server, with a descriptor for its output
+                      {"id", "check"}      check a request of check_args in a fork
+                      {"stop": ID}         end a fork
+    zygote to node    {"ready": true}      once vLLM is imported
+                      {"id", "pid"}, then {"id", "status"} at its end, of a fork
+                      {"id", "error"}      of a check
+
+A zygote ends with its node, and its servers with it. It starts no thread: none survives a fork.
 """
 
 import atexit
@@ -48,7 +54,8 @@ def main() -> None:
     for name in _LATER:  # not every release has them
         with suppress(ImportError):
             importlib.import_module(name)
-    importlib.import_module("invoker.handlers.guard")
+    for name in ("invoker.handlers.guard", "invoker.vllm.check_args"):
+        importlib.import_module(name)
     _set_title("hypercast vLLM zygote")
     sys.path.remove(_ROOT)
     # What was imported stays shared with the servers: their collectors do not touch it.
@@ -87,21 +94,30 @@ class _Zygote:
             with suppress(KeyError):  # it has ended meanwhile
                 os.kill(self._pids[message["stop"]], signal.SIGTERM)
             return True
-        (output,) = descriptors
-        self._fork(message, output)
-        os.close(output)
+        zygote, pid = os.getpid(), os.fork()
+        if not pid:
+            if "check" in message:
+                self._check(message, zygote)
+            _become_server(message, descriptors[0], zygote)
+        for output in descriptors:
+            os.close(output)
+        self._pids[message["id"]] = pid
+        descriptor = os.pidfd_open(pid)
+        self._ends[descriptor] = message["id"]
+        self._poll.register(descriptor, select.POLLIN)
+        self._send({"id": message["id"], "pid": pid})
         return True
 
-    def _fork(self, order: dict[str, Any], output: int) -> None:
-        zygote = os.getpid()
-        pid = os.fork()
-        if not pid:
-            _become_server(order, output, zygote)
-        self._pids[order["id"]] = pid
-        descriptor = os.pidfd_open(pid)
-        self._ends[descriptor] = order["id"]
-        self._poll.register(descriptor, select.POLLIN)
-        self._send({"id": order["id"], "pid": pid})
+    def _check(self, message: dict[str, Any], zygote: int) -> NoReturn:
+        """Check arguments in this process, which ends with it."""
+        from invoker.handlers import confine
+        from invoker.vllm.check_args import check
+
+        confine.die_with(zygote)
+        try:
+            self._send({"id": message["id"], "error": check(message["check"])})
+        finally:
+            os._exit(0)
 
     def _ended(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)

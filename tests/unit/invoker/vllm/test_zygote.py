@@ -100,7 +100,7 @@ async def test_how_a_forked_server_ended_is_known(tmp_path: Path) -> None:
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     spec = replace(spec_in(tmp_path, "f"), arguments=("--no-such-argument",))
     async with ready_zygote(tmp_path) as zygote, running(spec, zygote) as (server, _):
-        with pytest.raises(ServerFailed, match="ended with status 2; .*no-such-argument"):
+        with pytest.raises(ServerFailed, match=r"ended with status 2; .*no-such-argument"):
             await server.wait_ready()
 
 
@@ -119,6 +119,16 @@ async def test_servers_end_with_their_zygote_and_the_next_forks_again(
         await zygote.ready.wait()
         async with running(spec_in(tmp_path, "g"), zygote) as (server, _):
             await server.wait_ready()
+
+
+async def test_arguments_are_checked_in_a_fork(tmp_path: Path) -> None:
+    async with ready_zygote(tmp_path) as zygote:
+        assert await zygote.check({"arguments": ["--seed", "1"], "architectures": []}) == ""
+        refused = await zygote.check({"arguments": ["--no-such-argument"], "architectures": []})
+        assert "unrecognized arguments: --no-such-argument" in refused
+        with pytest.raises(ServerFailed, match="the check ended with status"):
+            await zygote.check({"arguments": []})
+        assert await zygote.check({"arguments": [], "architectures": []}) == ""
 
 
 async def test_without_a_zygote_that_is_ready_nothing_is_forked(tmp_path: Path) -> None:
