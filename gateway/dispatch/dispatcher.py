@@ -36,7 +36,8 @@ class DispatchSettings:
     """Retry limits of the dispatcher.
 
     `max_tries` bounds the tries of one call, `max_starts` the consecutive failed starts before waiting calls
-    fail. A full instance is retried after `refused_s`, a draining one after `draining_s`.
+    fail. A full instance is retried after `refused_s`, one that drains or has lost its engine after
+    `draining_s`.
     """
 
     max_tries: int = 8
@@ -129,7 +130,7 @@ class CallDispatcher:
                     self._state_cache.live.close(instance.instance_id)
             case ReplicaOutcome.LOST:
                 self.links.report_broken(instance.node)
-            case ReplicaOutcome.DRAINING:  # its record is about to change
+            case ReplicaOutcome.DRAINING | ReplicaOutcome.STAGE_LOST:  # its record is about to change
                 until = self.clock.monotonic_s() + self._settings.draining_s
                 self.slots.back_off_until(instance.instance_id, until)
             case ReplicaOutcome.GONE if isinstance(instance, InstanceRecord):

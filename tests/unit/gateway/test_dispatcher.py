@@ -110,6 +110,17 @@ async def test_a_refusal_before_the_first_output_goes_unseen(code: str) -> None:
         assert cluster.control.stats().rerouted >= 1
 
 
+async def test_an_instance_that_lost_its_engine_gets_no_call_for_a_while() -> None:
+    async with open_cluster(2) as cluster:
+        version = await cluster.deploy()
+        await cluster.control.cluster.scale("f", 2, (), wait=True)
+        node = cluster.nodes["n0"]
+        node.call_errors = [RemoteError("pipeline_lost", "connection refused") for _ in range(20)]
+        answers = [await ask(cluster.control, make_call(version)) for _ in range(4)]
+        assert [answer.ids for answer in answers] == [tokens_after((1, 2, 3), 4)] * 4
+        assert len(node.call_errors) >= 18
+
+
 async def test_a_generation_goes_on_elsewhere_when_its_node_dies() -> None:
     async with open_cluster(2) as cluster:
         version = await cluster.deploy()
