@@ -4,8 +4,9 @@
 
 A handler and all that it starts are one process group, which the handler's filter does not let it leave.
 The guard kills that group when the handler ends, when the group exceeds its limits, or when the node stops it
-(SIGTERM) or dies; it ends as the handler did. It reads what the group uses a few times a second, so several
-processes together can exceed a limit by what they get within MAX_INTERVAL_S.
+(SIGTERM) or dies; it ends as the handler did. A program may get some time to end by itself first (SIGTERM).
+The guard reads what the group uses a few times a second, so several processes together can exceed a limit by
+what they get within MAX_INTERVAL_S.
 """
 
 import math
@@ -40,10 +41,11 @@ class GroupLimits:
     cpu_s: float = math.inf
 
 
-def fork_guarded(limits: GroupLimits, *, node: int, socket: int | None = None) -> None:
+def fork_guarded(limits: GroupLimits, *, node: int, socket: int | None = None, end_s: float = 0.0) -> None:
     """Fork. Returns in the handler's process, the leader of a new process group; the guard never returns.
 
-    The guard closes its copy of the handler's `socket`. Call it before the first thread.
+    The guard closes its copy of the handler's `socket`. Within its limits the group has `end_s` to end by
+    itself. Call it before the first thread.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     guard = os.getpid()
@@ -53,7 +55,7 @@ def fork_guarded(limits: GroupLimits, *, node: int, socket: int | None = None) -
         os.close(gate)
         if socket is not None:
             os.close(socket)
-        _Guard(handler, limits).run(node, opener)
+        _Guard(handler, limits, end_s).run(node, opener)
     os.setsid()
     confine.die_with(guard)
     os.close(opener)
@@ -65,9 +67,10 @@ def fork_guarded(limits: GroupLimits, *, node: int, socket: int | None = None) -
 class _Guard:
     """The loop of the guard."""
 
-    def __init__(self, handler: int, limits: GroupLimits) -> None:
+    def __init__(self, handler: int, limits: GroupLimits, end_s: float) -> None:
         self._handler = handler
         self._limits = limits
+        self._end_s = end_s
         # The interpreter's own memory is not the user's.
         self._memory_bytes = limits.memory_bytes + memory_bytes_of(os.getpid())
         self._reaped_s = 0.0  # processor time of orphans that have ended
@@ -84,6 +87,8 @@ class _Guard:
         pin_proc(self._handler)
         os.close(opener)
         exceeded = self._watch()
+        if exceeded is None and self._end_s:
+            self._await_end()
         self._kill()
         status = self._wait_for_all()
         _end(exceeded or status)
@@ -137,6 +142,15 @@ class _Guard:
                 return True  # not waited for, so that the group's number stays its own
             _, _, use = os.wait4(ended.si_pid, 0)
             self._reaped_s += use.ru_utime + use.ru_stime
+
+    def _await_end(self) -> None:
+        """Have the group end by itself, which removes what it has in shared memory."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._handler, _STOP)
+        deadline_s = time.monotonic() + self._end_s
+        while time.monotonic() < deadline_s and group_usage(self._handler, self._limits.tasks).memory_bytes:
+            signal.sigtimedwait((signal.SIGCHLD,), MIN_INTERVAL_S)
+            self._reap()
 
     def _kill(self) -> None:
         """Kill the group: one step of the kernel, which a process that forks cannot outrun."""

@@ -35,6 +35,7 @@ class ServerOrder:
     folder: Path
     memory_bytes: int
     tasks: int
+    end_s: float
 
 
 class ForkedGuard:
@@ -105,6 +106,7 @@ class VllmZygote:
             "folder": str(order.folder),
             "memory_bytes": order.memory_bytes,
             "tasks": order.tasks,
+            "end_s": order.end_s,
         }
         node_end = self._node_end
         try:

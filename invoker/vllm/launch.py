@@ -11,6 +11,7 @@ from invoker.handlers import confine
 from invoker.handlers.guard import GroupLimits, fork_guarded
 
 MAX_TASKS = 8192  # processes and threads
+END_S = 3.0  # for a server to end by itself
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
     confine.die_with(int(node))
     confine.close_descriptors(keep=2)
     os.umask(0o077)
-    fork_guarded(GroupLimits(memory_bytes=int(memory_bytes), tasks=MAX_TASKS), node=int(node))
+    limits = GroupLimits(memory_bytes=int(memory_bytes), tasks=MAX_TASKS)
+    fork_guarded(limits, node=int(node), end_s=END_S)
     os.execv(program, [program, *arguments])
 
 

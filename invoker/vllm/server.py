@@ -14,7 +14,7 @@ from invoker.vllm.arguments import VllmSpec, server_arguments, server_command, s
 from invoker.vllm.client import VllmClient
 from invoker.vllm.errors import ServerFailed
 from invoker.vllm.forking import ServerOrder, VllmZygote
-from invoker.vllm.launch import MAX_TASKS
+from invoker.vllm.launch import END_S, MAX_TASKS
 from rdmacast.aio.shielded import run_shielded
 from rdmacast.aio.threads import run_in_thread
 
@@ -142,6 +142,7 @@ async def _start(spec: VllmSpec, output: int, zygote: VllmZygote | None) -> Guar
             folder=spec.scratch,
             memory_bytes=spec.memory_bytes,
             tasks=MAX_TASKS,
+            end_s=END_S,
         )
         return await zygote.fork(order, output)
     return await asyncio.create_subprocess_exec(

@@ -4,7 +4,8 @@
 
 Standard input is a socket that keeps messages apart; each is a JSON object.
 
-    node to zygote    {"id", "arguments", "environment", "folder", "memory_bytes", "tasks"}
+    node to zygote    {"id", "arguments", "environment", "folder", "memory_bytes", "tasks",
+                       "end_s"}
                                            fork a server, with a descriptor for its output
                       {"id", "check"}      check a request of check_args in a fork
                       {"stop": ID}         end a fork
@@ -151,7 +152,7 @@ def _become_server(order: dict[str, Any], output: int, zygote: int) -> NoReturn:
     memory_bytes = order["memory_bytes"] - memory_bytes_of(os.getpid())
     limits = GroupLimits(memory_bytes=memory_bytes, tasks=order["tasks"])
     _set_title("hypercast vLLM guard")
-    fork_guarded(limits, node=zygote)
+    fork_guarded(limits, node=zygote, end_s=order["end_s"])
     _set_title(" ".join([sys.executable, "-m", SERVER, *order["arguments"]]))
     sys.argv = [SERVER, *order["arguments"]]
     del sys.modules[SERVER]  # else running it warns

@@ -134,7 +134,7 @@ async def test_arguments_are_checked_in_a_fork(tmp_path: Path) -> None:
 async def test_without_a_zygote_that_is_ready_nothing_is_forked(tmp_path: Path) -> None:
     zygote = make_zygote(Path("/bin/false"), "cpu", tmp_path / "zygote")
     order = forking.ServerOrder(
-        id="a", arguments=(), environment={}, folder=tmp_path, memory_bytes=1, tasks=1
+        id="a", arguments=(), environment={}, folder=tmp_path, memory_bytes=1, tasks=1, end_s=0.0
     )
     with pytest.raises(ServerFailed, match="not ready"):
         await zygote.fork(order, 1)
