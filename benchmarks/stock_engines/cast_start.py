@@ -133,9 +133,15 @@ class CastCluster:
                 shown = (await http.get(f"/admin/casts?function={self.function}")).json()["casts"]
                 return {one["cast_id"]: one for one in shown}
 
-            before = await casts()
+            before, new = await casts(), dict[str, Any]()
+
+            async def ended() -> bool:
+                new.update((key, one) for key, one in (await casts()).items() if key not in before)
+                return all(one["state"] != "running" for one in new.values())
+
             await AdminClient(http).place_image(self.function, [self.owner, *nodes])
-            return [CastSeen.of(one) for key, one in (await casts()).items() if key not in before]
+            await until(f"the casts of {self.function} have ended", ended)
+            return [CastSeen.of(one) for one in new.values()]
 
 
 def run_round(

@@ -72,7 +72,7 @@ def server_arguments(spec: VllmSpec) -> list[str]:
     if spec.context_length and "--max-model-len" not in given:
         own += ["--max-model-len", str(spec.context_length)]
     if spec.device == "cpu" and "--enforce-eager" not in given:
-        own.append("--enforce-eager")  # compiling costs minutes there and gains nothing
+        own.append("--enforce-eager")  # compiling takes up to a minute of each start there
     if _is_single(spec):
         own += ["--distributed-executor-backend", "uni"]
     return [*own, *spec.arguments]
