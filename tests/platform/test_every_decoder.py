@@ -73,6 +73,7 @@ def test_tokens_over_http_and_by_live_pipelines(slow: Platform, tmp_path: Path, 
         _check(model, prompt, tokens)
     slow.run("scale", name, "--instances", "0")
     slow.until("none runs it", lambda: not slow.instances(name))
+    slow.run("evict", name, "--tier", "gpu")
     held = {node["id"] for node in slow.nodes() if f"{name}:1" in node["tiers"]["host"]}
     for node in sorted(held)[1:]:
         slow.run("evict", name, "--on", node)
