@@ -1,5 +1,6 @@
 """Requests to vLLM's OpenAI server on its Unix socket."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,10 +24,15 @@ class ServerLost(EngineError):
 
 
 class VllmClient:
-    """A client of one server. Its methods raise ServerLost."""
+    """A client of one server. Its methods raise ServerLost.
+
+    `unreachable` is set once a server that was ready takes no connections: it has ended, though perhaps not
+    all that it started.
+    """
 
     def __init__(self, socket: Path, name: str, *, max_connections: int) -> None:
         self.name = name
+        self.unreachable = asyncio.Event()
         limits = httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         self._http = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(uds=str(socket), limits=limits, trust_env=False),
@@ -59,6 +65,8 @@ class VllmClient:
             ) as response:
                 yield response
         except httpx2.HTTPError as error:
+            if isinstance(error, httpx2.ConnectError):
+                self.unreachable.set()
             raise ServerLost(f"vLLM's server was lost: {type(error).__name__}: {error}") from error
 
     async def generate(self, sequence: NewSequence) -> AsyncGenerator[list[TokenOutput], None]:

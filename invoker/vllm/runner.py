@@ -1,5 +1,6 @@
 """One instance's vLLM server as an engine: sequences by token ids, and requests that pass through it."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -91,9 +92,15 @@ class VllmRunner:
         yield last
 
     async def wait_closed(self) -> None:
-        """Return once the server has ended, on request or by a failure."""
-        await self._server.ended.wait()
-        self.failure = self.failure or ServerLost(self._server.reason)
+        """Return once the server has ended, on request or by a failure, or takes no connections."""
+        server = self._server
+        waits = [asyncio.ensure_future(one.wait()) for one in (server.ended, server.client.unreachable)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self.failure = self.failure or ServerLost(server.reason)
 
     async def aclose(self) -> None:
         """End the server with all its calls. Idempotent."""

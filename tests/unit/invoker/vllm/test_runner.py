@@ -239,6 +239,16 @@ async def test_a_sequence_ends_with_the_instance_however_slow_its_client(tmp_pat
         assert call.held == 0
 
 
+async def test_a_server_that_takes_no_connections_has_failed(tmp_path: Path) -> None:
+    async with running(tmp_path, always(END)) as (runner, server):
+        closed = asyncio.create_task(runner.wait_closed())
+        (tmp_path / "scratch" / "http.sock").unlink()
+        with pytest.raises(ServerLost, match="ConnectError"):
+            await anext(runner.generate(sequence("r", [5]), Call()))
+        await closed
+        assert isinstance(runner.failure, ServerLost) and not server.ended.is_set()
+
+
 async def test_the_end_of_vllm_is_seen_while_a_client_is_slow(tmp_path: Path) -> None:
     async with running(tmp_path, always(END, DONE)) as (runner, server), native_first() as both:
         outputs = both.first.generate(sequence("r", [5], max_tokens=10), Call())
