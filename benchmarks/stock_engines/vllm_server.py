@@ -19,6 +19,7 @@ from invoker.vllm.arguments import CACHE, VllmSpec, server_command, server_envir
 from invoker.vllm.forking import VllmZygote, make_zygote
 from invoker.vllm.model_infos import ModelInfos
 from invoker.vllm.server import VllmServer
+from invoker.vllm.zygote import SERVER
 from rdmacast.aio.groups import run_all
 
 _PAUSE_S = 0.02
@@ -219,7 +220,7 @@ def _default_command(spec: VllmSpec) -> list[str]:
     """Return a server with only what it needs to be reached, of the same dtype, and without the compiler."""
     where = ("--model", str(spec.folder), "--served-model-name", spec.name, "--uds", str(spec.socket))
     same = ("--dtype", spec.dtype, "--enforce-eager", *spec.arguments)
-    return [str(spec.python), "-m", "vllm.entrypoints.openai.api_server", *where, *same]
+    return [str(spec.python), "-m", SERVER, *where, *same]
 
 
 def _default_environment(spec: VllmSpec) -> dict[str, str]:

@@ -70,7 +70,10 @@ class ForkedGuard:
 class VllmZygote:
     """A zygote, started again when it dies; its servers die with it."""
 
-    def __init__(self, python: Path, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, python: Path, folder: Path, environment: Mapping[str, str], restart_s: float = RESTART_S
+    ) -> None:
+        self._restart_s = restart_s
         self._python = python
         self._folder = folder
         self._environment = environment
@@ -136,13 +139,15 @@ class VllmZygote:
     async def _keep(self) -> None:
         while True:
             try:
-                await self._run()
+                status = await self._run()
             except OSError as error:
                 log.warning("%s cannot be started: %s", self._python, error)
-            await asyncio.sleep(RESTART_S)
+            else:
+                log.warning("the process with vLLM imported ended with status %s", status)
+            await asyncio.sleep(self._restart_s)
 
-    async def _run(self) -> None:
-        """Start a zygote, and follow it to its end. Raises OSError."""
+    async def _run(self) -> int:
+        """Start a zygote, and follow it to its end; return its exit status. Raises OSError."""
         node_end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with node_end:
             node_end.setblocking(False)
@@ -165,19 +170,19 @@ class VllmZygote:
                     os.close(output.write_end)
             output.start(lambda line: log.debug("zygote: %s", line), "log of the zygote")
             try:
-                await self._follow(node_end)
+                with suppress(ConnectionResetError):  # it was killed with a request unread
+                    await self._follow(node_end)
             finally:
                 self.ready.clear()
                 self._node_end = None
-                await run_shielded(self._end(process, output))
+                status = await run_shielded(self._end(process, output))
+            return status
 
-    async def _end(self, process: asyncio.subprocess.Process, output: ProcessOutput) -> None:
+    async def _end(self, process: asyncio.subprocess.Process, output: ProcessOutput) -> int:
         if process.returncode is None:
             process.kill()
         status = await process.wait()
         await output.drain()
-        if self._guards:
-            log.warning("the process that forked %s vLLM servers ended with %s", len(self._guards), status)
         waiting: list[asyncio.Future[Any]] = [*self._forks.values(), *self._checks.values()]
         for future in waiting:
             if not future.done():
@@ -186,6 +191,7 @@ class VllmZygote:
         guards, self._guards = self._guards, {}
         for guard in guards.values():
             guard.on_ended(-signal.SIGKILL)
+        return status
 
     async def _follow(self, node_end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -217,10 +223,10 @@ class VllmZygote:
             check.set_exception(result)
 
 
-def make_zygote(python: Path, device: str, folder: Path) -> VllmZygote:
+def make_zygote(python: Path, device: str, folder: Path, restart_s: float = RESTART_S) -> VllmZygote:
     """Return a zygote for servers on the device, which starts in a new folder."""
     folder.mkdir()
-    return VllmZygote(python, folder, base_environment(folder, device, os.environ))
+    return VllmZygote(python, folder, base_environment(folder, device, os.environ), restart_s)
 
 
 def _stop(node_end: socket.socket, name: str) -> None:

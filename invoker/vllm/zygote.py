@@ -115,10 +115,14 @@ class _Zygote:
         from invoker.vllm.check_args import check
 
         confine.die_with(zygote)
+        status = 1
         try:
             self._send({"id": message["id"], "error": check(message["check"])})
+            status = 0
+        except Exception:
+            traceback.print_exc()
         finally:
-            os._exit(0)
+            os._exit(status)
 
     def _ended(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)

@@ -2,10 +2,11 @@
 
 import json
 import random
-import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.fixtures.gateway_http import EOS, byte_tokenizer
+from tests.fixtures.patience import PATIENCE_S, until_seen
 from tests.fixtures.platform import Platform
 from tests.vllm.interpreter import find_python
 
 pytestmark = pytest.mark.vllm
 
+REQUESTS, KILLS = 200, 20
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -245,22 +248,51 @@ def _is_server(process: psutil.Process) -> bool:
     return "vllm.entrypoints.openai.api_server" in words and "invoker.vllm.launch" not in words
 
 
-def _kill_servers(platform: Platform, stop: threading.Event, seed: int, kills: list[str]) -> None:
-    """Kill servers, and once in four times a node, until told to stop or twenty are dead."""
-    drawn = random.Random(seed)
-    while len(kills) < 20 and not stop.wait(drawn.uniform(1.0, 4.0)):
-        nodes = [node for node in platform.nodes() if node["state"] == "ready"]
-        pid = drawn.choice(nodes)["pid"] if nodes else 0
-        if pid and len(kills) % 4 == 3:
-            psutil.Process(pid).send_signal(signal.SIGKILL)
-            kills.append("node")
-            continue
-        servers = [
-            one for one in (psutil.Process(pid).children(recursive=True) if pid else ()) if _is_server(one)
-        ]
-        if servers:
-            drawn.choice(servers).send_signal(signal.SIGKILL)
-            kills.append("server")
+class _Turns:
+    """Lets requests start in turns, so that some of each are under way when something is killed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._allowed = self._started = 0
+
+    def open_next(self) -> None:
+        """Let the next requests start, and return once one of them has."""
+        with self._changed:
+            before, self._allowed = self._started, self._allowed + REQUESTS // KILLS
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._started > before, PATIENCE_S)
+
+    def take(self) -> int | None:
+        """Return the number of a request that may start now, None after the last."""
+        with self._changed:
+            left = self._changed.wait_for(
+                lambda: self._started < self._allowed or self._allowed == REQUESTS, PATIENCE_S
+            )
+            assert left
+            if self._started == REQUESTS:
+                return None
+            self._started += 1
+            self._changed.notify_all()
+            return self._started - 1
+
+
+def _victim(platform: Platform, function: str, number: int, drawn: random.Random) -> psutil.Process | None:
+    """Return what to kill: a node once in four times, a server that serves each second time; or None yet."""
+    pids = [node["pid"] for node in platform.nodes() if node["state"] == "ready"]
+    if number % 4 == 3:
+        return psutil.Process(drawn.choice(pids)) if pids else None
+    if number % 2 == 0 and "vllm" not in _engines(platform, function):
+        return None
+    servers = [child for pid in pids for child in _children(pid) if _is_server(child)]
+    return drawn.choice(servers) if servers else None
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    """Return what the process has started, nothing if it has ended."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def test_two_hundred_requests_with_twenty_kills(vllm: Platform, llama: str) -> None:
@@ -271,47 +303,39 @@ def test_two_hundred_requests_with_twenty_kills(vllm: Platform, llama: str) -> N
     with _client(vllm) as client:
         expected = [_ids(client, llama, prompt, 24) for prompt in prompts]
     before = vllm.get("/admin/usage/report")["rows"]
-    stop, kills, wrong, done = threading.Event(), list[str](), list[str](), list[int]()
-    killer = threading.Thread(target=_kill_servers, args=(vllm, stop, 7, kills))
-    lock = threading.Lock()
-    left = [(number, number % len(prompts)) for number in range(200)]
+    turns, wrong, done = _Turns(), list[str](), list[int]()
 
     def work() -> None:
         with _client(vllm) as client:
-            while True:
-                with lock:
-                    if not left:
-                        return
-                    number, which = left.pop()
+            while (number := turns.take()) is not None:
+                which = number % len(prompts)
                 try:
                     found = _one(client, llama, prompts[which], stream=number % 2 == 0)
                 except APIError as error:
-                    found = []
                     wrong.append(f"{number}: {error}")
-                if found != expected[which]:
-                    wrong.append(f"{number}: {found} is not {expected[which]}")
-                done.append(number)
-                while len(kills) < 20 and not stop.wait(drawn.uniform(2.0, 5.0)):
-                    if len(done) <= 9 * (len(kills) + 1):  # spread over the kills
-                        break
+                else:
+                    done.append(number)
+                    if found != expected[which]:
+                        wrong.append(f"{number}: {found} is not {expected[which]}")
 
-    workers = [threading.Thread(target=work) for _ in range(8)]
-    killer.start()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    stop.set()
-    killer.join()
-    print(f"{len(done)} requests, {len(kills)} kills, {kills.count('node')} of nodes")
-    assert not wrong and len(done) == 200 and len(kills) >= 20
+    with ThreadPoolExecutor(8) as pool:
+        workers = [pool.submit(work) for _ in range(8)]
+        for number in range(KILLS):
+            look = partial(_victim, vllm, llama, number, drawn)
+            victim = until_seen(f"there is something for kill {number}", look)
+            assert victim is not None
+            turns.open_next()
+            victim.kill()
+        for worker in workers:
+            worker.result()
+    assert not wrong and sorted(done) == list(range(REQUESTS))
     after = vllm.get("/admin/usage/report")["rows"]
     counts = [
         next((row for row in rows if row["function"] == llama), {"requests": 0, "completion_tokens": 0})
         for rows in (before, after)
     ]
-    assert counts[1]["requests"] - counts[0]["requests"] == 200
-    assert counts[1]["completion_tokens"] - counts[0]["completion_tokens"] == 200 * 24
+    assert counts[1]["requests"] - counts[0]["requests"] == REQUESTS
+    assert counts[1]["completion_tokens"] - counts[0]["completion_tokens"] == REQUESTS * 24
     vllm.until(
         "the ledger adds up", lambda: vllm.run("usage", "check", check=False).returncode == 0, timeout_s=120
     )
@@ -353,7 +377,6 @@ def test_from_zero_the_native_engine_answers_and_vllm_takes_over(vllm: Platform,
     began = time.monotonic()
     with _client(vllm) as client:
         while {"vllm"} not in engines:
-            assert time.monotonic() - began < 240, "vLLM is not ready"
             streams.append(_streamed(client, llama, prompt, 1000))
             engines.append(set(_engines(vllm, llama)))
         assert all("native" in one for one in engines[:-1])

@@ -8,18 +8,8 @@ from hypothesis import strategies as st
 
 from invoker.engine.contract import EngineCall
 from invoker.vllm.intervals import TokenIntervals, shares_of
+from tests.fixtures.fake_engine import HeldCall
 from tests.fixtures.patience import PATIENCE_S, until
-
-
-class _Call:
-    def __init__(self) -> None:
-        self.held = 0
-
-    def hold(self) -> None:
-        self.held += 1
-
-    def release(self) -> None:
-        self.held -= 1
 
 
 class _Meter:
@@ -40,7 +30,7 @@ class _Meter:
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 100)), min_size=1, max_size=8))
 def test_some_call_pays_for_each_interval(counts: list[int | None]) -> None:
-    calls = [_Call() for _ in counts]
+    calls = [HeldCall() for _ in counts]
     shares = shares_of(dict(zip(calls, counts, strict=True)))
     assert [call for call, _ in shares] == calls and sum(weight for _, weight in shares) > 0
     known = [count for count in counts if count is not None]
@@ -52,7 +42,7 @@ def test_some_call_pays_for_each_interval(counts: list[int | None]) -> None:
 
 
 async def test_a_call_is_metered_until_it_has_left() -> None:
-    meter, one, other = _Meter(), _Call(), _Call()
+    meter, one, other = _Meter(), HeldCall(), HeldCall()
     intervals = TokenIntervals(meter)
     intervals.enter(one)
     intervals.enter(other)
@@ -70,7 +60,7 @@ async def test_a_call_is_metered_until_it_has_left() -> None:
 
 
 async def test_a_cancelled_caller_leaves_all_the_same() -> None:
-    meter, call = _Meter(), _Call()
+    meter, call = _Meter(), HeldCall()
     intervals = TokenIntervals(meter)
     intervals.enter(call, counts=False)
     leaving = asyncio.create_task(intervals.leave(call))
@@ -83,7 +73,7 @@ async def test_a_cancelled_caller_leaves_all_the_same() -> None:
 
 
 async def test_steps_end_while_calls_run() -> None:
-    meter, call = _Meter(), _Call()
+    meter, call = _Meter(), HeldCall()
     intervals = TokenIntervals(meter)
     intervals.enter(call)
     await until(lambda: len(meter.steps) >= 3)
@@ -92,7 +82,7 @@ async def test_steps_end_while_calls_run() -> None:
 
 
 async def test_a_call_leaves_after_the_end_of_the_metering() -> None:
-    meter, call = _Meter(), _Call()
+    meter, call = _Meter(), HeldCall()
     intervals = TokenIntervals(meter)
     await intervals.aclose()
     intervals.enter(call)

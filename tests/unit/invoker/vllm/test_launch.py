@@ -13,12 +13,24 @@ from tests.fixtures.patience import until
 pytestmark = pytest.mark.anyio
 
 
-async def launched(folder: Path, on_term: str) -> asyncio.subprocess.Process:
-    """Start a guard whose program does this in a shell on SIGTERM; return once it runs."""
-    program = f"trap '{on_term}' TERM; sleep infinity & touch started; while :; do wait; done"
+PROGRAM = """
+import pathlib, signal, sys
+def end(*_):
+    if {ends}:
+        pathlib.Path("ended").touch()
+        sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path("started").touch()
+while True:
+    signal.pause()
+"""
+
+
+async def launched(folder: Path, *, ends: bool) -> asyncio.subprocess.Process:
+    """Start a guard whose program ends on SIGTERM, or goes on; return once it runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "invoker.vllm.launch", str(os.getpid()), str(1 << 30)),
-        *("/bin/sh", "-c", program),
+        *(sys.executable, "-c", PROGRAM.format(ends=ends)),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
@@ -27,13 +39,13 @@ async def launched(folder: Path, on_term: str) -> asyncio.subprocess.Process:
 
 
 async def test_a_server_may_end_by_itself(tmp_path: Path) -> None:
-    guard = await launched(tmp_path, "touch ended; exit 3")
+    guard = await launched(tmp_path, ends=True)
     guard.terminate()
     assert await guard.wait() == 3
     assert (tmp_path / "ended").exists()
 
 
 async def test_a_server_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    guard = await launched(tmp_path, "")
+    guard = await launched(tmp_path, ends=False)
     guard.terminate()
     assert await guard.wait() == -signal.SIGKILL

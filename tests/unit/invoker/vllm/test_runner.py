@@ -21,7 +21,7 @@ from invoker.vllm.runner import VllmRunner
 from invoker.vllm.server import VllmServer
 from registry.messages.forward import ForwardedChunk, ForwardedHead
 from tests.fixtures.engine import sequence
-from tests.fixtures.fake_engine import FakeEngine, StepGate
+from tests.fixtures.fake_engine import FakeEngine, HeldCall, StepGate
 from tests.fixtures.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -30,19 +30,6 @@ DONE = b"data: [DONE]\n\n"
 END = b'data: {"choices":[{"token_ids":[9],"finish_reason":"length"}]}\n\n'
 TOKEN = b'data: {"choices":[{"token_ids":[8],"finish_reason":null}]}\n\n'
 BODY = b'{"model":"f","stream":true}'
-
-
-class Call:
-    """A call that counts what holds it."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    def hold(self) -> None:
-        self.held += 1
-
-    def release(self) -> None:
-        self.held -= 1
 
 
 def always(*events: bytes) -> Answer:
@@ -79,7 +66,8 @@ async def running(folder: Path, answer: Answer) -> AsyncIterator[tuple[VllmRunne
         device="cpu",
         memory_bytes=1 << 30,
     )
-    output, process = await ProcessOutput.open(), await asyncio.create_subprocess_exec("sleep", "infinity")
+    output = await ProcessOutput.open()
+    process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
     os.close(output.write_end)
     listening = await asyncio.start_unix_server(serve, spec.socket)
     server = VllmServer(spec, process, output, lambda _: None, lambda: None, lambda: None)
@@ -91,13 +79,13 @@ async def running(folder: Path, answer: Answer) -> AsyncIterator[tuple[VllmRunne
         listening.close()
 
 
-async def outputs_of(runner: VllmRunner | NativeFirst, call: Call) -> list[TokenOutput]:
+async def outputs_of(runner: VllmRunner | NativeFirst, call: HeldCall) -> list[TokenOutput]:
     async with asyncio.timeout(PATIENCE_S), aclosing(runner.generate(sequence("r", [5]), call)) as outputs:
         return [output async for output in outputs]
 
 
 async def replies_of(
-    runner: VllmRunner | NativeFirst, call: Call
+    runner: VllmRunner | NativeFirst, call: HeldCall
 ) -> list[tuple[ForwardedHead | ForwardedChunk, int]]:
     """Return the replies, each with what held the call then."""
     async with (
@@ -110,7 +98,7 @@ async def replies_of(
 async def test_the_last_reply_has_all_that_was_metered(tmp_path: Path) -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
     async with running(tmp_path, always(TOKEN, usage, DONE)) as (runner, _):
-        replies = await replies_of(runner, Call())
+        replies = await replies_of(runner, HeldCall())
     assert [held for _, held in replies] == [1, 1, 0]
     last = replies[-1][0]
     assert isinstance(last, ForwardedChunk) and last.last and last.completion_tokens == 2
@@ -120,7 +108,7 @@ async def test_an_error_within_a_stream_is_an_error(tmp_path: Path) -> None:
     failure = b'data: {"error":{"message":"the engine is dead"}}\n\n'
     async with running(tmp_path, always(TOKEN, failure, DONE)) as (runner, _):
         for run in (replies_of, outputs_of):
-            call = Call()
+            call = HeldCall()
             with pytest.raises(ServerRefused, match="engine is dead"):
                 await run(runner, call)
             assert call.held == 0
@@ -130,15 +118,15 @@ async def test_an_error_within_a_stream_is_an_error(tmp_path: Path) -> None:
 async def test_a_sequence_without_an_end_is_lost(tmp_path: Path, events: tuple[bytes, ...]) -> None:
     async with running(tmp_path, always(*events)) as (runner, _):
         with pytest.raises(ServerLost, match="ended a stream"):
-            await outputs_of(runner, Call())
+            await outputs_of(runner, HeldCall())
 
 
 async def test_calls_of_a_closed_runner_end(tmp_path: Path) -> None:
     async with running(tmp_path, always(TOKEN, END, DONE)) as (runner, _):
-        assert [output.token_id for output in await outputs_of(runner, Call())] == [8, 9]
+        assert [output.token_id for output in await outputs_of(runner, HeldCall())] == [8, 9]
         await runner.aclose()
         for run in (replies_of, outputs_of):
-            call = Call()
+            call = HeldCall()
             with pytest.raises(ServerLost, match="stopped"):
                 await run(runner, call)
             assert call.held == 0
@@ -197,7 +185,7 @@ async def test_a_sequence_goes_on_in_vllm(tmp_path: Path) -> None:
         writer.write(END + DONE)
 
     async with running(tmp_path, answer) as (runner, _), native_first() as both:
-        outputs = both.first.generate(sequence("r", [5], max_tokens=10), Call())
+        outputs = both.first.generate(sequence("r", [5], max_tokens=10), HeldCall())
         both.gate.release()
         first = await anext(outputs)
         await both.start(runner)
@@ -209,7 +197,7 @@ async def test_a_sequence_goes_on_in_vllm(tmp_path: Path) -> None:
 
 async def test_requests_that_wait_for_vllm_are_lost_with_the_instance() -> None:
     async with native_first() as both:
-        waiting = asyncio.create_task(replies_of(both.first, Call()))
+        waiting = asyncio.create_task(replies_of(both.first, HeldCall()))
         await asyncio.sleep(0)
         await both.first.aclose()
         with pytest.raises(ServerLost, match="stopped"):
@@ -218,7 +206,7 @@ async def test_requests_that_wait_for_vllm_are_lost_with_the_instance() -> None:
 
 async def test_requests_that_wait_for_vllm_end_with_its_start() -> None:
     async with native_first() as both:
-        waiting = asyncio.create_task(replies_of(both.first, Call()))
+        waiting = asyncio.create_task(replies_of(both.first, HeldCall()))
         both.vllm.set_exception(EngineError("no memory"))
         await both.first.wait_closed()
         with pytest.raises(EngineError, match="no memory"):
@@ -228,7 +216,7 @@ async def test_requests_that_wait_for_vllm_end_with_its_start() -> None:
 
 async def test_a_sequence_ends_with_the_instance_however_slow_its_client(tmp_path: Path) -> None:
     async with running(tmp_path, always(END, DONE)) as (runner, _), native_first() as both:
-        call = Call()
+        call = HeldCall()
         outputs = both.first.generate(sequence("r", [5], max_tokens=10), call)
         both.gate.open()
         await anext(outputs)
@@ -244,14 +232,14 @@ async def test_a_server_that_takes_no_connections_has_failed(tmp_path: Path) -> 
         closed = asyncio.create_task(runner.wait_closed())
         (tmp_path / "scratch" / "http.sock").unlink()
         with pytest.raises(ServerLost, match="ConnectError"):
-            await anext(runner.generate(sequence("r", [5]), Call()))
+            await anext(runner.generate(sequence("r", [5]), HeldCall()))
         await closed
         assert isinstance(runner.failure, ServerLost) and not server.ended.is_set()
 
 
 async def test_the_end_of_vllm_is_seen_while_a_client_is_slow(tmp_path: Path) -> None:
     async with running(tmp_path, always(END, DONE)) as (runner, server), native_first() as both:
-        outputs = both.first.generate(sequence("r", [5], max_tokens=10), Call())
+        outputs = both.first.generate(sequence("r", [5], max_tokens=10), HeldCall())
         both.gate.open()
         await anext(outputs)
         await both.start(runner)

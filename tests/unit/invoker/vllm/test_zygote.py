@@ -10,10 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from invoker.vllm import forking
 from invoker.vllm.arguments import VllmSpec
 from invoker.vllm.errors import ServerFailed
-from invoker.vllm.forking import VllmZygote, make_zygote
+from invoker.vllm.forking import ServerOrder, VllmZygote, make_zygote
 from invoker.vllm.server import VllmServer
 from tests.fixtures.fake_vllm import interpreter
 from tests.fixtures.patience import until
@@ -42,7 +41,8 @@ def spec_in(folder: Path, name: str) -> VllmSpec:
 
 @asynccontextmanager
 async def ready_zygote(folder: Path) -> AsyncIterator[VllmZygote]:
-    async with make_zygote(interpreter(folder), "cpu", folder / "zygote").running() as zygote:
+    made = make_zygote(interpreter(folder), "cpu", folder / "zygote", restart_s=0.0)
+    async with made.running() as zygote:
         await zygote.ready.wait()
         yield zygote
 
@@ -104,10 +104,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
             await server.wait_ready()
 
 
-async def test_servers_end_with_their_zygote_and_the_next_forks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forking, "RESTART_S", 0.0)
+async def test_servers_end_with_their_zygote_and_the_next_forks_again(tmp_path: Path) -> None:
     async with ready_zygote(tmp_path) as zygote:
         spec = spec_in(tmp_path, "f")
         async with running(spec, zygote) as (server, _):
@@ -126,14 +123,14 @@ async def test_arguments_are_checked_in_a_fork(tmp_path: Path) -> None:
         assert await zygote.check({"arguments": ["--seed", "1"], "architectures": []}) == ""
         refused = await zygote.check({"arguments": ["--no-such-argument"], "architectures": []})
         assert "unrecognized arguments: --no-such-argument" in refused
-        with pytest.raises(ServerFailed, match="the check ended with status"):
+        with pytest.raises(ServerFailed, match="the check ended with status 1"):
             await zygote.check({"arguments": []})
         assert await zygote.check({"arguments": [], "architectures": []}) == ""
 
 
 async def test_without_a_zygote_that_is_ready_nothing_is_forked(tmp_path: Path) -> None:
     zygote = make_zygote(Path("/bin/false"), "cpu", tmp_path / "zygote")
-    order = forking.ServerOrder(
+    order = ServerOrder(
         id="a", arguments=(), environment={}, folder=tmp_path, memory_bytes=1, tasks=1, end_s=0.0
     )
     with pytest.raises(ServerFailed, match="not ready"):
