@@ -235,7 +235,7 @@ def _small() -> list[Part]:
     sizes = "--models 7B,13B,70B --nodes 4,8,12"
     planners = "--planner automatic,binomial,chain,tree --blocks 16,64 --conditions even,jitter"
     day = "--hours 24 --nodes 1000 --functions 200 --rate 5 --min-instances 0 --keep-alive 60 --host-ttl 3600"
-    against = "--against benchmarks/results/paper-trace-conv-{}-nodes-1.json"
+    against = "--against benchmarks/results/paper-trace-{}-{}-nodes-1.json"
     return [
         _part(
             "sim-multicast", "multicast_sim", f"{sizes} {planners}", 1, "casts of 7B, 13B and 70B, simulated"
@@ -244,14 +244,15 @@ def _small() -> list[Part]:
         *(
             replace(
                 _part(
-                    f"sim-against-{nodes}",
+                    f"sim-against-{trace}-{nodes}",
                     "trace_sim",
-                    against.format(nodes),
-                    2,
-                    f"the simulation beside the run with {nodes} nodes",
+                    against.format(trace, nodes),
+                    1,
+                    f"the simulation beside the run with {nodes} nodes, {words} trace",
                 ),
-                after=f"trace-conv-{nodes}-nodes-1",
+                after=f"trace-{trace}-{nodes}-nodes-1",
             )
+            for trace, words in (("conv", "conversation"), ("code", "code"))
             for nodes in (8, 12)
         ),
         replace(

@@ -28,7 +28,6 @@ EARLIER: Mapping[str, Earlier] = {
         without=("serverlessllm", "slo_5x_attainment"),  # host copies left too early; not of fixed-full
     ),
     "sim-multicast": Earlier(file="multicast-sim-2026-11-21.json", note="without 12 nodes"),
-    "sim-day": Earlier(file="trace-sim-day-2026-11-24.json", note="an earlier policy"),
     "multicast": Earlier(
         file="multicast-8-nodes-400mbit-d4be470-2026-11-22.json", note="8 nodes, of an earlier state"
     ),

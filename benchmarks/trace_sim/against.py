@@ -1,15 +1,19 @@
 """The comparison of simulated with measured runs: same requests, nodes, profile and settings."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.records import Record
 from benchmarks.scaleout.profiles import PROFILES
 from benchmarks.trace.records import BUSY_LIMIT, LATE_LIMIT_S
 from benchmarks.trace_sim.modes import MODES
+from invoker.emulated.kv import kv_shape
+from invoker.emulated.profiles import Profile
+from invoker.engine.kv.cache import PAGE_TOKENS
 
 # Parameters of a measured record that are options of a simulation, by name; `slo` holds the targets.
 _SAME = (
@@ -61,7 +65,10 @@ def measured(path: Path, *, anyway: bool = False) -> list[MeasuredRun]:
             # An idle surplus ends as any other, and the profile is known by its device and model.
             options += [("--keep-alive", str(params.get("keep_alive", params["scale_down_delay"])))]
             options += [(f"--{key}", str(params[name])) for key, name in _SINCE.items() if name in params]
-            options += [("--emulated", _profile_of(params["emulated"]))]
+            profile = _profile_of(params["emulated"])
+            options += [("--emulated", profile)]
+            if "arena_bytes" in params and params["functions"] == 1:
+                options += [("--kv-tokens", str(_kv_tokens(PROFILES[profile], params)))]
             found.append(MeasuredRun(name=name, record=record, options=options))
     if not found:
         raise ValueError(f"{path}: no record of a mode that is simulated ({', '.join(MODES)})")
@@ -101,6 +108,18 @@ def _faults(record: Record) -> list[str]:
     found += [f"processors were {busy:.0%} busy"] if busy >= BUSY_LIMIT else []
     found += [] if record.get("ledger_ok", True) else ["the ledger is not exact"]
     return found + ([f"{record['failed']} requests failed"] if record.get("failed") else [])
+
+
+def _kv_tokens(profile: Profile, params: Mapping[str, Any]) -> int:
+    """Return the tokens that fit into the KV cache of a measured instance.
+
+    At a scale a layer's K and V take whole items, so that fewer fit than without.
+    """
+    _, _, scale = params["emulated"].rpartition("1/")
+    scaled = replace(profile, scale=int(scale) if scale.isdigit() else 1)
+    free_bytes = (params["arena_bytes"] - params["image_bytes"]) // scaled.scale
+    page_bytes = kv_shape(scaled, scaled.model.layers).page_bytes
+    return free_bytes // 2 // page_bytes * PAGE_TOKENS
 
 
 def _profile_of(text: str) -> str:

@@ -352,6 +352,17 @@ def test_a_measured_run_that_does_not_count_is_refused(
     main(["--against", str(path), "--anyway"])
 
 
+def test_the_kv_cache_of_a_scaled_run_is_simulated(tmp_path: Path) -> None:
+    args = parse(["--minutes", "0.1", "--nodes", "2", "--emulated", "h800-llama2-13b/4000"])
+    scenario = scenario_of(args)[0]
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps([measured_record(params_of(args, scenario, TRACE_MODES["ideal"]))]))
+    page_bytes = 40 * 2 * 4 * 16  # 40 layers, K and V, an item of 4 bytes, 16 tokens
+    pages = (scenario.arena_bytes - scenario.image_bytes) // 2 // page_bytes
+    (run,) = measured(path)
+    assert int(dict(run.options)["--kv-tokens"]) == pytest.approx(16 * pages, abs=16)
+
+
 def test_copies_in_host_memory_at_first_are_not_simulated(tmp_path: Path) -> None:
     args = parse(["--half", "first", "--minutes", "0.1", "--nodes", "2", "--holders", "mixed"])
     params = params_of(args, scenario_of(args)[0], TRACE_MODES["ideal"])

@@ -55,8 +55,6 @@ def sample(source: str, number: int) -> Rows:
     if source.startswith("scaleout-"):
         row = read("scaleout-13b-k1-host-2026-11-23.json")[0]
         return [{**row, "name": name} for name in (*PARTS[source].expects, "serverlessllm-ssd")]
-    if source.startswith("sim-against"):
-        return read("trace-sim-against-2026-11-24.json")
     rows = read(EARLIER[source].file if source in EARLIER else PARTS[source].file)
     if source == "sim-multicast":
         more = [copy.deepcopy(row) for row in rows if row["params"]["nodes"] == 8]
