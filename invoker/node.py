@@ -166,6 +166,8 @@ class Node:
             started_at=self._started_at,
             controller=dependencies.instances.controller,
             engines=dependencies.engines,
+            leaf=dependencies.settings.leaf,
+            domain=dependencies.settings.scale_up_domain,
             holdings=holdings,
             counters=self._counters().snapshot(),
         )

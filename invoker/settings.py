@@ -106,6 +106,8 @@ class Settings:
     vllm_python: Path | None = None
     vllm_memory_bytes: int | None = None
     no_vllm_preload: bool = False
+    leaf: str = ""
+    scale_up_domain: str = ""
     checks_settle_s: float = 5.0  # without a start, before the check of a whole image begins
 
     @property
@@ -142,6 +144,10 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
         secret=_secret(options.secret_file or secret_beside(redis_url), environ),
         node_id=_name("--node-id", options.node_id or f"{host_id[:50]}-{os.getpid()}"),
         host_id=host_id,
+        leaf=_name("--leaf", options.leaf) if options.leaf else "",
+        scale_up_domain=_name("--scale-up-domain", options.scale_up_domain)
+        if options.scale_up_domain
+        else "",
         listen_host=listen_host,
         listen_port=listen_port,
         advertise=options.advertise or _default_advertise(listen_host),

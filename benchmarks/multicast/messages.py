@@ -10,7 +10,8 @@ class MulticastTask(msgspec.Struct, frozen=True, kw_only=True):
     """How our nodes cast; peers have no choice.
 
     `window` is how many blocks a node pulls concurrently; with `in_slots` they are pulled one at a time, in
-    the order of the plan's steps. `link_bytes_s` is the links' rate if the nodes know it, else 0.
+    the order of the plan's steps. `link_bytes_s` is the links' rate if the nodes know it, else 0. `leaves`
+    names the leaf switch of each node, if the nodes know it.
     """
 
     planner: str
@@ -19,6 +20,7 @@ class MulticastTask(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     in_slots: bool = False
     link_bytes_s: int = 0
+    leaves: list[str] = msgspec.field(default_factory=list)
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import gc
 import mmap
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,7 @@ class MulticastNode:
             planner=task.planner,
             in_slots=task.in_slots,
             link_bytes_s=task.link_bytes_s,
+            leaves=task.leaves,
         )
         arrived_s = [0.0] * spec.blocks
 
@@ -149,12 +150,18 @@ class MulticastNode:
 
 
 def cast_spec(
-    cast: str, nbytes: int, blocks: int, urls: Iterable[str], hosts: Iterable[str], **options: Any
+    cast: str,
+    nbytes: int,
+    blocks: int,
+    urls: Sequence[str],
+    hosts: Sequence[str],
+    leaves: Sequence[str] = (),
+    **options: Any,
 ) -> CastSpec:
     """Return a cast of blocks of whole units from the sources to the other nodes."""
     members = tuple(
-        CastMember(node=str(rank), host=host, address=url)
-        for rank, (url, host) in enumerate(zip(urls, hosts, strict=True))
+        CastMember(node=str(rank), host=host, address=url, leaf=leaf)
+        for rank, (url, host, leaf) in enumerate(zip(urls, hosts, leaves or [""] * len(urls), strict=True))
     )
     plan = CastPlan(
         cast_id=cast,

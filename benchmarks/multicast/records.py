@@ -16,6 +16,7 @@ from benchmarks.testbed.link_rate import LinkMeasurement
 from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.planners.subgroups import balanced
+from rdmacast.plan.topology import NodeTopology
 from rdmacast.simulate.link_model import LinkModel
 from rdmacast.simulate.plans import simulate
 
@@ -53,7 +54,8 @@ def link_record(copies: Sequence[LinkMeasurement], setting: RunSetting) -> dict[
 def plan_of(task: MulticastTask, nodes: int, nbytes: int) -> TransferPlan:
     """Return the plan that every node computes by itself."""
     blocks = -(-nbytes // block_bytes(nbytes, task.blocks))
-    shape = CastShape(nodes=nodes, sources=tuple(range(task.sources)), blocks=blocks)
+    sites = tuple(NodeTopology(leaf=leaf) for leaf in task.leaves)
+    shape = CastShape(nodes=nodes, sources=tuple(range(task.sources)), blocks=blocks, sites=sites)
     return PLANNERS[task.planner].plan(shape)
 
 

@@ -11,7 +11,7 @@ from benchmarks.harness.records import timed
 from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.automatic import LinkFacts, choose_planner
 from rdmacast.plan.planners.catalog import PLANNERS
-from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.plan.topology import NodeTopology
 from rdmacast.simulate.link_model import LinkModel
 from rdmacast.simulate.plans import simulate
 

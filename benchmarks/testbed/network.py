@@ -30,7 +30,7 @@ from benchmarks.harness.owner import is_orphaned, owner_for_pid
 from benchmarks.harness.processes import ROOT, Processes, module
 from benchmarks.harness.processor import read_times
 from benchmarks.testbed.link_rate import LinkMeasurement
-from benchmarks.testbed.plan import Command, LinkShape, TestbedPlan
+from benchmarks.testbed.plan import Command, LinkShape, Spine, TestbedPlan
 
 _CAPABILITIES = 1 << 12 | 1 << 21  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 
@@ -42,8 +42,8 @@ class TestbedError(Exception):
 class Testbed:
     """Namespaces and the processes started in them; a context manager that removes both."""
 
-    def __init__(self, hosts: int, shape: LinkShape) -> None:
-        self._plan = TestbedPlan(hosts=hosts, shape=shape, owner=owner_for_pid(os.getpid()))
+    def __init__(self, hosts: int, shape: LinkShape, spine: Spine | None = None) -> None:
+        self._plan = TestbedPlan(hosts=hosts, shape=shape, owner=owner_for_pid(os.getpid()), spine=spine)
         self._processes = Processes()
 
     def __repr__(self) -> str:
@@ -104,6 +104,11 @@ class Testbed:
         """Return the bytes that the host has sent over its link. Raises TestbedError."""
         reported = json.loads(_run(self._plan.sent_bytes(host)))
         return int(reported[0]["stats64"]["rx"]["bytes"])
+
+    def spine_bytes(self) -> int:
+        """Return the bytes that all leaf switches have sent to the spine. Raises TestbedError."""
+        reported = [json.loads(_run(command)) for command in self._plan.spine_bytes()]
+        return sum(int(one[0]["stats64"]["tx"]["bytes"]) for one in reported)
 
     def link_rate(self, sender: int, receiver: int, nbytes: int) -> LinkMeasurement:
         """Copy `nbytes` once from one host to another. Raises TestbedError."""

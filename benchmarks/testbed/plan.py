@@ -2,7 +2,8 @@
 
 One namespace is the switch: it has one end of each host's veth pair and bridges between them, or routes where
 links have bands, because a bridge loses a packet's priority while a router reads it from the header. Nothing
-is added to the machine's own namespace, and no route leads out of a testbed.
+is added to the machine's own namespace, and no route leads out of a testbed. With a spine the switch is
+several bridges, one a leaf, each with an uplink to a bridge between them.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from benchmarks.harness.owner import Owner
 MAX_HOSTS = 250
 INTERFACE = "eth0"
 _BRIDGE = "br0"
+_SPINE = "spine"
 _ROUTER = "10.77.255.254"
 _BAND_PACKETS = 64
 
@@ -48,16 +50,43 @@ class LinkShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spine:
+    """Leaf switches, and the rate of the uplink of each, each way; `leaf_of` has the leaf of each host."""
+
+    leaf_of: tuple[int, ...]
+    rate_bytes_s: int
+
+    def __post_init__(self) -> None:
+        if set(self.leaf_of) != set(range(self.leaves)):
+            raise ValueError(f"each of the leaves 0 to {self.leaves - 1} needs a host")
+        if self.rate_bytes_s < 1:
+            raise ValueError(f"an uplink's rate must be above 0, not {self.rate_bytes_s} bytes/s")
+
+    @property
+    def leaves(self) -> int:
+        return max(self.leaf_of, default=-1) + 1
+
+    def uplink(self, leaf: int) -> str:
+        """Return the name of a leaf's interface to the spine."""
+        return f"up{leaf}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TestbedPlan:
-    """`hosts` hosts, numbered from 0, around one switch."""
+    """`hosts` hosts, numbered from 0, around one switch, or under the leaf switches of a `spine`."""
 
     hosts: int
     shape: LinkShape
     owner: Owner
+    spine: Spine | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MAX_HOSTS:
             raise ValueError(f"a testbed has 1 to {MAX_HOSTS} hosts, not {self.hosts}")
+        if self.spine is not None and len(self.spine.leaf_of) != self.hosts:
+            raise ValueError(f"{len(self.spine.leaf_of)} hosts have a leaf, of {self.hosts}")
+        if self.spine is not None and self.shape.bands:
+            raise ValueError("a switch with bands has no spine")
 
     @property
     def switch(self) -> str:
@@ -95,15 +124,39 @@ class TestbedPlan:
         """Return the name of the switch's interface to a host."""
         return f"p{host}"
 
+    def spine_bytes(self) -> list[Command]:
+        """Return the commands that print, in JSON, the byte counters of each leaf's uplink."""
+        spine = self.spine
+        names = [] if spine is None else [spine.uplink(leaf) for leaf in range(spine.leaves)]
+        return [("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", name) for name in names]
+
     def _switched(self) -> list[Command]:
         """Return the commands for the switch itself."""
-        switch = ("ip", "-n", self.switch)
         if self.shape.bands:
             routing = "echo 1 > /proc/sys/net/ipv4/ip_forward"
             return [("ip", "netns", "exec", self.switch, "sh", "-c", routing)]
+        if self.spine is None:
+            return self._bridge(_BRIDGE)
+        leaves = [one for leaf in range(self.spine.leaves) for one in self._leaf(self.spine, leaf)]
+        return [*self._bridge(_SPINE), *leaves]
+
+    def _bridge(self, name: str) -> list[Command]:
+        switch = ("ip", "-n", self.switch)
         return [
-            (*switch, "link", "add", _BRIDGE, "mtu", str(self.shape.mtu), "type", "bridge"),
-            (*switch, "link", "set", _BRIDGE, "up"),
+            (*switch, "link", "add", name, "mtu", str(self.shape.mtu), "type", "bridge"),
+            (*switch, "link", "set", name, "up"),
+        ]
+
+    def _leaf(self, spine: Spine, leaf: int) -> list[Command]:
+        """Return the commands for a leaf switch and its uplink, which is shaped at both ends."""
+        switch, mtu = ("ip", "-n", self.switch), ("mtu", str(self.shape.mtu))
+        up, down = spine.uplink(leaf), f"down{leaf}"
+        return [
+            *self._bridge(f"br{leaf}"),
+            (*switch, "link", "add", up, *mtu, "type", "veth", "peer", "name", down, *mtu),
+            (*switch, "link", "set", up, "master", f"br{leaf}", "up"),
+            (*switch, "link", "set", down, "master", _SPINE, "up"),
+            *(self._limited(self.switch, end, spine.rate_bytes_s * 8) for end in (up, down)),
         ]
 
     def _host(self, host: int) -> list[Command]:
@@ -112,6 +165,7 @@ class TestbedPlan:
         pair = ("type", "veth", "peer", "name", INTERFACE, *mtu, "netns", name)
         made: list[Command] = [("ip", "netns", "add", name), (*switch, "link", "add", port, *mtu, *pair)]
         via: Command = ()
+        bridge = _BRIDGE if self.spine is None else f"br{self.spine.leaf_of[host]}"
         if self.shape.bands:
             via = ("via", _ROUTER)
             joined: list[Command] = [
@@ -124,7 +178,7 @@ class TestbedPlan:
             ]
         else:
             joined = [
-                (*switch, "link", "set", port, "master", _BRIDGE, "up"),
+                (*switch, "link", "set", port, "master", bridge, "up"),
                 (*own, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE),
                 (*own, "link", "set", INTERFACE, "up"),
             ]
@@ -140,18 +194,23 @@ class TestbedPlan:
         ]
 
     def _shaped(self, namespace: str, device: str, host: int) -> list[Command]:
-        shape = self.shape
-        limits = ("rate", f"{shape.rate_bit_s(host)}bit", "burst", f"{shape.burst_bytes}b")
-        queue = ("tc", "-n", namespace, "qdisc", "add", "dev", device)
-        shaped: Command = (*queue, "root", "handle", "1:", "tbf", *limits, "latency", f"{shape.queue_ms}ms")
-        if not shape.bands:
+        shaped = self._limited(namespace, device, self.shape.rate_bit_s(host))
+        if not self.shape.bands:
             return [shaped]
+        queue = ("tc", "-n", namespace, "qdisc", "add", "dev", device)
         limited = ("gso_max_segs", "1", "txqueuelen", str(_BAND_PACKETS))
         return [
             ("ip", "-n", namespace, "link", "set", device, *limited),
             shaped,
             (*queue, "parent", "1:1", "pfifo_fast"),
         ]
+
+    def _limited(self, namespace: str, device: str, rate_bit_s: int) -> Command:
+        """Return the command that limits what a device sends."""
+        shape = self.shape
+        limits = ("rate", f"{rate_bit_s}bit", "burst", f"{shape.burst_bytes}b")
+        queue = ("tc", "-n", namespace, "qdisc", "add", "dev", device)
+        return (*queue, "root", "handle", "1:", "tbf", *limits, "latency", f"{shape.queue_ms}ms")
 
     def _check(self, host: int) -> None:
         if not 0 <= host < self.hosts:

@@ -28,6 +28,7 @@ COLUMNS = (
         field="gpu", heading="GPU MEMORY", shown=lambda row: used(row["gpu_bytes"], row["gpu_free_bytes"])
     ),
     Column(field="host_memory", shown=lambda row: used(row["host_bytes"], row["host_free_bytes"]), drop=2),
+    Column(field="leaf", wide=True),
     Column(field="link_rate", wide=True, shown=lambda row: link_rate(row)),
     Column(field="functions", shrink=16, shown=lambda row: instances(row)),
     Column(

@@ -19,6 +19,7 @@ from rdmacast.plan.pipelines import ExecutionPipeline
 from rdmacast.plan.plan import MAX_BLOCKS, MAX_NODES, CastShape, TransferPlan
 from rdmacast.plan.planners.automatic import LinkFacts, choose_planner
 from rdmacast.plan.planners.catalog import PLANNERS, bound
+from rdmacast.plan.topology import NodeTopology
 from rdmacast.simulate.link_model import LinkModel
 from rdmacast.simulate.plans import simulate
 
@@ -63,6 +64,13 @@ PIPELINE_COLUMNS = (
     show_default=True,
     help="Algorithm; automatic chooses the fastest for --size and --rate.",
 )
+@click.option(
+    "--leaves",
+    type=click.IntRange(1, MAX_NODES),
+    metavar="N",
+    default=1,
+    help="Leaf switches; node i is under leaf i modulo N. Planners of chains use them.",
+)
 @click.option("--size", type=SIZE, help="Size of the model, such as 26GB, to show times.")
 @click.option("--rate", type=RATE, help="Bandwidth of each link in each direction, such as 400gbit.")
 @click.option("--latency", "latency_s", type=DURATION, default=0.0, help="Latency of a link, such as 5us.")
@@ -89,6 +97,7 @@ def plan_command(
     sources: int,
     blocks: int | None,
     planner: str,
+    leaves: int,
     size: int | None,
     rate: int | None,
     plot: Path | None,
@@ -106,6 +115,7 @@ def plan_command(
       hypercast plan --nodes 8
       hypercast plan --nodes 64 --sources 4 --blocks 64 --planner chain -o json
       hypercast plan --nodes 16 --planner automatic --size 26GB --rate 400gbit --latency 5us
+      hypercast plan --nodes 8 --leaves 2 --planner automatic --size 26GB --rate 400gbit
       hypercast plan --nodes 13 --blocks 32 --plot plan.png
     """
     if sources >= nodes > 1 or sources > nodes:
@@ -117,8 +127,9 @@ def plan_command(
     if size == 0:
         raise UsageError("--size must be above 0")
     facts = None if rate is None else LinkFacts(bytes_per_s=rate, **delays_s)
+    sites = tuple(NodeTopology(leaf=f"leaf-{node % leaves}") for node in range(nodes)) if leaves > 1 else ()
     try:
-        found = _plan(nodes, sources, blocks, planner, size, facts)
+        found = _plan(nodes, sources, blocks, planner, size, facts, sites)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if plot is not None:
@@ -128,17 +139,25 @@ def plan_command(
 
 
 def _plan(
-    nodes: int, sources: int, blocks: int | None, planner: str, size: int | None, facts: LinkFacts | None
+    nodes: int,
+    sources: int,
+    blocks: int | None,
+    planner: str,
+    size: int | None,
+    facts: LinkFacts | None,
+    sites: tuple[NodeTopology, ...],
 ) -> TransferPlan:
     """Return the plan. Raises UsageError, and ValueError for more than can be planned."""
     holders = tuple(range(sources))
     if planner != AUTOMATIC:
         return PLANNERS[planner].plan(
-            CastShape(nodes=nodes, sources=holders, blocks=blocks or DEFAULT_BLOCKS)
+            CastShape(nodes=nodes, sources=holders, blocks=blocks or DEFAULT_BLOCKS, sites=sites)
         )
     if size is None or facts is None:
         raise UsageError("--planner automatic needs --size and --rate")
-    decision = choose_planner(nodes=nodes, sources=sources, nbytes=size, facts=facts, blocks=blocks)
+    decision = choose_planner(
+        nodes=nodes, sources=sources, nbytes=size, facts=facts, blocks=blocks, sites=sites or None
+    )
     note(decision.reason)
     return decision.plan(nodes, holders)
 

@@ -61,6 +61,14 @@ class UpSettings:
         return tuple(f"host-{index % self.hosts}" for index in range(self.nodes))
 
     @property
+    def leaves(self) -> tuple[str | None, ...]:
+        """The leaf switch of each node, None without any: hosts with consecutive numbers share one."""
+        count, hosts = self.options.leaves, self.hosts
+        if count is None or hosts is None:
+            return (None,) * self.nodes
+        return tuple(f"leaf-{index % hosts * count // hosts}" for index in range(self.nodes))
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """The device of each node: one GPU each where GPUs are used."""
         if self.device == "cuda":
@@ -89,13 +97,16 @@ class UpSettings:
                 self.options,
                 node_id=f"node-{index}",
                 host_id=host,
+                leaf=leaf,
                 device=device,
                 redis_url=joined.redis_url,
                 secret_file=joined.secret_file,
                 threads=max(1, self.cores // self.nodes),
                 nodes_hint=self.nodes,
             )
-            for index, (host, device) in enumerate(zip(self.host_ids, self.devices, strict=True))
+            for index, (host, leaf, device) in enumerate(
+                zip(self.host_ids, self.leaves, self.devices, strict=True)
+            )
         }
 
 
@@ -119,6 +130,8 @@ def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
     _check(options, nodes)
     _check_gpus(device, nodes, gpus)
     data_dir = (options.data_dir or default_data_dir()).expanduser().resolve()
+    hosts = _hosts(options.hosts, nodes, capped=link_rate is not None)
+    _check_leaves(options.leaves, hosts)
     return UpSettings(
         options=replace(
             _with_files(options),
@@ -127,7 +140,7 @@ def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
             shm_dir=options.shm_dir.resolve(),
         ),
         nodes=nodes,
-        hosts=_hosts(options.hosts, nodes, capped=link_rate is not None),
+        hosts=hosts,
         device=device,
         data_dir=data_dir,
         cores=cores,
@@ -178,6 +191,15 @@ def _hosts(hosts: int | None, nodes: int, *, capped: bool) -> int | None:
     if capped and hosts != nodes:
         raise UsageError("--link-rate implies one virtual host per node; leave out --hosts")
     return hosts
+
+
+def _check_leaves(leaves: int | None, hosts: int | None) -> None:
+    if leaves is None:
+        return
+    if hosts is None:
+        raise UsageError("--leaves needs --hosts or --link-rate: without, all nodes are on one host")
+    if not 1 <= leaves <= hosts:
+        raise UsageError(f"--leaves must be 1 to the number of hosts ({hosts}), not {leaves}")
 
 
 def emulated_link_rate(device: str) -> int:

@@ -17,7 +17,7 @@ from gateway.planning.actions import Action, PrefetchAction, StartAction
 from gateway.planning.plan import Plan
 from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
-from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.plan.topology import NodeTopology, is_flat
 from registry.images.manifest import block_bytes, min_blocks
 from registry.messages.images import MAX_CAST_MEMBERS, ImageHolder
 from registry.records.cast import CastRecord
@@ -278,10 +278,12 @@ def join(record: CastRecord, targets: Sequence[NodeRecord], wall_s: float) -> Ca
 def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: LinkEstimates) -> PlannerChoice:
     """Choose planner and number of blocks for these nodes, of which the first `sources` hold the image.
 
-    Nodes do not receive link rates: each computes the same plan from the order of members alone.
+    Nodes do not receive link rates: each computes the same plan from the members' order and topology.
     """
     facts = links.facts
-    sites = [NodeTopology(bytes_per_s=links.rates[node.id]) for node in nodes]
+    sites = [
+        NodeTopology(leaf=node.leaf, domain=node.domain, bytes_per_s=links.rates[node.id]) for node in nodes
+    ]
     decision = choose_planner(nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites)
     # Blocks of whole units may be fewer: the reason refers to the actual number.
     blocks = -(-nbytes // block_bytes(nbytes, max(decision.blocks, min_blocks(nbytes))))
@@ -289,7 +291,8 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: LinkEs
         decision = choose_planner(
             nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
         )
-    return replace(decision, sites=None, reason=f"{decision.reason} ({links.summary})")
+    known = None if is_flat(sites) else decision.sites
+    return replace(decision, sites=known, reason=f"{decision.reason} ({links.summary})")
 
 
 def _split(scene: _DeliveryNodes) -> tuple[list[NodeRecord], dict[str, ImageHolder]]:
@@ -314,12 +317,15 @@ def _split(scene: _DeliveryNodes) -> tuple[list[NodeRecord], dict[str, ImageHold
 def _choose_sources(scene: _DeliveryNodes, needy: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Choose the sources: one node per host with a copy, else the oldest arriving node, else the loader.
 
-    Hosts with a target come first, and host memory before accelerator memory.
+    Hosts with a target come first, then leaf switches with one, and host memory before accelerator memory.
     """
     if not scene.sources:
         return list(scene.arriving[:1]) or ([scene.loader] if scene.loader is not None else [])
-    near = {node.host for node in needy}
-    best = sorted(scene.sources, key=lambda n: (n.host not in near, not scene.holds_host(n), n.id))
+    hosts, leaves = {node.host for node in needy}, {node.leaf for node in needy}
+    best = sorted(
+        scene.sources,
+        key=lambda n: (n.host not in hosts, n.leaf not in leaves, not scene.holds_host(n), n.id),
+    )
     one_a_host = {node.host: node for node in reversed(best)}
     chosen = [node for node in best if one_a_host[node.host] is node]
     return chosen[: max(_MAX_SOURCES, len(needy))]
@@ -343,6 +349,8 @@ def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0
         tier=(tier or tier_of(node, image)).value,
         epoch=epoch,
         joined_at=joined_at,
+        leaf=node.leaf,
+        domain=node.domain,
     )
 
 

@@ -38,11 +38,14 @@ class ImageHolders:
         # Registered host memory is preferred; the accelerator's copy is used if it is the only one.
         self._everywhere: dict[Tier, list[NodeRecord]] = {Tier.HOST: [], Tier.GPU: []}
         self._by_host: dict[tuple[str, Tier], list[NodeRecord]] = {}
+        self._by_leaf: dict[tuple[str, Tier], list[NodeRecord]] = {}
         for node in nodes:
             tier = Tier.HOST if holds(node, image, Tier.HOST) else tier_of(node, image)
             if tier in self._everywhere:
                 self._everywhere[tier].append(node)
                 self._by_host.setdefault((node.host, tier), []).append(node)
+                if node.leaf:
+                    self._by_leaf.setdefault((node.leaf, tier), []).append(node)
 
     def __repr__(self) -> str:
         held = {tier.value: len(nodes) for tier, nodes in self._everywhere.items()}
@@ -55,14 +58,15 @@ class ImageHolders:
     def for_target(self, target: NodeRecord) -> tuple[ImageHolder, ...]:
         """Return the holders for `target`: its own host first, complete copies before arriving ones.
 
-        Equal holders are sampled differently for each target, so that the load is spread; the cost does not
-        depend on the number of holders.
+        Of each tier those under its leaf switch come first. Equal holders are sampled differently for each
+        target, so that the load is spread; the cost does not depend on the number of holders.
         """
         draw = Random(f"{self._image}\0{target.id}")
         found: dict[str, ImageHolder] = {}
         for tier in (Tier.HOST, Tier.GPU):
             self._add(self._by_host.get((target.host, tier), ()), tier, target, found, draw)
         for tier, group in self._everywhere.items():
+            self._add(self._by_leaf.get((target.leaf, tier), ()), tier, target, found, draw)
             self._add(group, tier, target, found, draw)
         for node in self._loading:
             if len(found) >= _MAX_HOLDERS:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rdmacast.plan.topology import NodeTopology, is_flat
 from rdmacast.protocol.pull_report import MAX_CAST_BYTES, MAX_SLOW
 from rdmacast.transport import PeerAddress
 
@@ -11,7 +12,8 @@ class CastMember:
     """A node of a cast, with the `address` of its region server.
 
     `tier` is where a source holds the image. `epoch` is the epoch of the cast at which the node joined or
-    rejoined, at `joined_at` (Unix seconds; 0.0: at the start of the cast).
+    rejoined, at `joined_at` (Unix seconds; 0.0: at the start of the cast). `leaf` and `domain` name its leaf
+    switch and its scale-up domain, empty if unknown.
     """
 
     node: str
@@ -20,6 +22,8 @@ class CastMember:
     tier: str = "none"
     epoch: int = 0
     joined_at: float = 0.0
+    leaf: str = ""
+    domain: str = ""
 
     @property
     def peer(self) -> PeerAddress:
@@ -69,6 +73,12 @@ class CastPlan:
     @property
     def blocks(self) -> int:
         return -(-self.nbytes // self.block_bytes)
+
+    @property
+    def sites(self) -> tuple[NodeTopology, ...]:
+        """The topology of the members, without their rates; empty where they are alike."""
+        sites = tuple(NodeTopology(leaf=one.leaf, domain=one.domain) for one in self.members)
+        return () if is_flat(sites) else sites
 
     @property
     def targets(self) -> tuple[CastMember, ...]:

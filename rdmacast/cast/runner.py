@@ -68,6 +68,7 @@ class Cast:
             held=self._kept,
             epoch=spec.plan.epoch,
             shift=spec.blocks * self._node // len(spec.plan.members),
+            near=spec.near(self._node),
             in_slots=bool(self._slots),
             settings=(settings or SessionSettings()).for_links(spec.block_s),
         )

@@ -41,9 +41,10 @@ class Session:
     """The session of one node.
 
     `order` is the node's part of the plan: (source, block) in the order to pull; `held` are blocks kept
-    from before; `peers` are the other nodes of the cast, planned sources or not. After a loss each node
-    begins with the blocks from its `shift` on. With `in_slots` blocks are pulled one at a time in the
-    plan's order, each once its source takes part, until the first fault.
+    from before; `peers` are the other nodes of the cast, planned sources or not, of which those `near` are
+    under its leaf switch. After a loss each node begins with the blocks from its `shift` on. With `in_slots`
+    blocks are pulled one at a time in the plan's order, each once its source takes part, until the first
+    fault.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Session:
         held: Iterable[int] = (),
         epoch: int = 0,
         shift: int = 0,
+        near: frozenset[int] = frozenset(),
         in_slots: bool = False,
         settings: SessionSettings | None = None,
     ) -> None:
@@ -67,7 +69,10 @@ class Session:
         self._epoch = epoch
         self._plan = 0
         self._peers = Peers(
-            peers, max_tries=self._settings.max_tries, max_failures=self._settings.max_failures
+            peers,
+            max_tries=self._settings.max_tries,
+            max_failures=self._settings.max_failures,
+            near=near,
         )
         self._pulls_pending = PendingPulls()
         self._have_requests = HaveRequests(

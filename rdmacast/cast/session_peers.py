@@ -28,10 +28,13 @@ class _Peer:
 
 
 class Peers:
-    """The nodes that blocks may be pulled from; more may join later."""
+    """The nodes that blocks may be pulled from; more may join later. Of equal ones the `near` come first."""
 
-    def __init__(self, nodes: Iterable[int], *, max_tries: int, max_failures: int) -> None:
+    def __init__(
+        self, nodes: Iterable[int], *, max_tries: int, max_failures: int, near: frozenset[int] = frozenset()
+    ) -> None:
         self._peers = {node: _Peer() for node in nodes}
+        self._near = near
         self._max_tries = max_tries
         self._max_failures = max_failures
         self._holders: dict[int, None] = {}  # by their first report of a block
@@ -127,15 +130,16 @@ class Peers:
     def best_sources(self, blocks: int, pulls: Sequence[int]) -> dict[int, int]:
         """Return the best sources for any of the blocks, and the blocks of each, with these pulls pending.
 
-        Those that have not stalled come first, then those without failed pulls of a block, then those with
-        fewest pending pulls. The node that holds least comes first: a source serves others, too.
+        Those that have not stalled come first, then those without failed pulls of a block, then near ones,
+        then those with fewest pending pulls. The node that holds least comes first: a source serves others,
+        too.
         """
         found: dict[int, int] = {}
-        best: tuple[bool, int, int] | None = None
+        best: tuple[bool, int, bool, int] | None = None
         for node in self._holders:
             if servable := self.servable(node) & blocks:
                 tries, offered = self._least_tried(self._peers[node], servable)
-                rank = (self._peers[node].stalled, tries, pulls.count(node))
+                rank = (self._peers[node].stalled, tries, node not in self._near, pulls.count(node))
                 if best is None or rank <= best:
                     found = {node: offered} if rank != best else found | {node: offered}
                     best = rank

@@ -47,7 +47,13 @@ class CastSpec:
     def shape(self) -> CastShape:
         """Of the plan."""
         plan = self.plan
-        return CastShape(nodes=plan.planned, sources=plan.sources, blocks=plan.blocks, borders=self.borders)
+        return CastShape(
+            nodes=plan.planned,
+            sources=plan.sources,
+            blocks=plan.blocks,
+            borders=self.borders,
+            sites=plan.sites[: plan.planned],
+        )
 
     def node(self, name: str) -> int:
         """Return the number of a member. Raises ValueError if none has that name."""
@@ -60,6 +66,13 @@ class CastSpec:
         """Return (offset, size) of a block in the region."""
         offset = block * self.plan.block_bytes
         return offset, min(self.plan.block_bytes, self.plan.nbytes - offset)
+
+    def near(self, node: int) -> frozenset[int]:
+        """Return the other members under the leaf switch of a member; none where all are alike."""
+        sites = self.plan.sites
+        return frozenset(
+            other for other, site in enumerate(sites) if other != node and site.leaf == sites[node].leaf
+        )
 
     def slots(self, node: int) -> Mapping[int, PlanSlot]:
         """Return each block's slot at the node, if the plan has slots."""
@@ -76,4 +89,5 @@ class CastSpec:
         """
         known = max(node + 1, self.plan.planned)  # nodes that join after this one have no part in its order
         around = [one for one in (self.plan.edge if slow is None else slow) if one < known]
-        return order_around(self.plan.planner, self.shape, around, node)
+        late_sites = self.plan.sites[self.plan.planned : known]
+        return order_around(self.plan.planner, self.shape, around, node, late_sites)

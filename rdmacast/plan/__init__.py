@@ -3,5 +3,6 @@
 - `pipelines`: execution pipelines over arriving nodes
 - `plan`: shapes and plans
 - `planners`: the planners
+- `topology`: leaf switches and scale-up domains
 - `transfers`: arrays of transfers
 """

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdmacast.errors import PlanError
+from rdmacast.plan.topology import NodeTopology
 from rdmacast.plan.transfers import Ints, Transfers
 
 MAX_NODES = 1 << 16
@@ -24,12 +25,14 @@ class CastShape:
 
     Where several sources make several block orders, these begin at some of the `borders`, if any are given:
     ascending blocks in each of which a unit begins that is useful only as a whole, such as a layer.
+    `sites` is the topology of the nodes, empty where they are alike; planners of chains use it.
     """
 
     nodes: int
     sources: tuple[int, ...]
     blocks: int
     borders: tuple[int, ...] = ()
+    sites: tuple[NodeTopology, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -44,6 +47,8 @@ class CastShape:
             raise ValueError(f"the sources must be among the nodes 0 to {self.nodes - 1}")
         if any(b <= a for a, b in pairwise((-1, *self.borders, self.blocks))):
             raise ValueError(f"borders are ascending blocks below {self.blocks}, each named once")
+        if len(self.sites) not in (0, self.nodes):
+            raise ValueError(f"{len(self.sites)} sites were given for {self.nodes} nodes")
         if self.transfers > MAX_TRANSFERS:
             raise ValueError(
                 f"{self.nodes} nodes and {self.blocks} blocks make {self.transfers} transfers, "

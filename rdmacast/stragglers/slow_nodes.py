@@ -13,6 +13,7 @@ from enum import Enum
 from rdmacast.plan.plan import CastShape
 from rdmacast.plan.planners.late import late_part
 from rdmacast.plan.planners.own_part import Order, own_part
+from rdmacast.plan.topology import NodeTopology, near_of
 
 SLOW = 2.0  # under half of the typical rate
 _MIN_PULLS = 3
@@ -78,11 +79,18 @@ def slow_neighbours(
     return frozenset().union(*(pair for pair in pairs if pair & set(slow))) - set(slow)
 
 
-def order_around(planner: str, shape: CastShape, slow: Collection[int], node: int) -> Order | None:
+def order_around(
+    planner: str,
+    shape: CastShape,
+    slow: Collection[int],
+    node: int,
+    late_sites: Sequence[NodeTopology] = (),
+) -> Order | None:
     """Return the node's order of pulls around the slow nodes; None where all targets are slow.
 
-    The others run the planner's scheme, and the slow nodes pull from them in rotation. Sources that are all
-    slow serve nevertheless. Nodes from `shape.nodes` on joined the cast later.
+    The others run the planner's scheme, and the slow nodes pull from them in rotation, under their leaf
+    switch if there are any. Sources that are all slow serve nevertheless. Nodes from `shape.nodes` on joined
+    the cast later; `late_sites` is their topology.
     """
     slow = set(slow)
     if slow.issuperset(shape.sources):
@@ -91,15 +99,18 @@ def order_around(planner: str, shape: CastShape, slow: Collection[int], node: in
     sources = tuple(index for index, member in enumerate(fast) if member in shape.sources)
     if len(sources) == len(fast):
         return None
+    sites = (*shape.sites, *late_sites) if shape.sites else ()
     if node in slow:
-        turn = sorted(slow).index(node)
+        turn, fast = sorted(slow).index(node), near_of(node, fast, sites)
         return tuple((fast[(block + turn) % len(fast)], block) for block in range(shape.blocks))
-    inner = replace(shape, nodes=len(fast), sources=sources)
+    inner_sites = tuple(shape.sites[member] for member in fast) if shape.sites else ()
+    inner = replace(shape, nodes=len(fast), sources=sources, sites=inner_sites)
     if node < shape.nodes:
         part = own_part(planner, inner, fast.index(node))
     else:
-        late = [member for member in range(shape.nodes, node) if member not in slow]
-        part, fast = late_part(planner, inner, len(late)), fast + late
+        late = [member for member in range(shape.nodes, node + 1) if member not in slow]
+        joined = [sites[member] for member in late] if sites else []
+        part, fast = late_part(planner, inner, len(late) - 1, joined), fast + late
     return tuple((fast[source], block) for source, block in part)
 
 

@@ -55,6 +55,13 @@ class Options:
     hosts: int | None = flag(
         "--hosts", UP, "Number of virtual hosts to spread the nodes over.", COUNT, shown="none"
     )
+    leaves: int | None = flag(
+        "--leaves",
+        UP,
+        "Number of leaf switches to name for the virtual hosts; for experiments.",
+        COUNT,
+        shown="none",
+    )
     gateways: int = flag(
         "--gateways", UP, "Number of gateways, on consecutive ports from --port.", COUNT, default=1
     )
@@ -227,6 +234,20 @@ class Options:
     )
     host_id: str | None = flag(
         "--host-id", INVOKER, "Host; nodes of one host share a host tier.", shown="the host name"
+    )
+    leaf: str | None = flag(
+        "--leaf",
+        INVOKER,
+        "Leaf switch of the node: casts send one copy into each.",
+        shown="none",
+        metavar="NAME",
+    )
+    scale_up_domain: str | None = flag(
+        "--scale-up-domain",
+        INVOKER,
+        "Nodes whose accelerators have a fast link of their own, such as NVLink: casts send each a part.",
+        shown="none",
+        metavar="NAME",
     )
     listen: str = flag(
         "--listen",

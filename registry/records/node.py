@@ -51,6 +51,8 @@ class NodeRecord:
     `reads_store`: this node can read the cluster's blob store itself. `link_rate_bytes_s` is the configured
     cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown. `controller` is
     the greatest fence among the controllers that started instances here. `engines` can run models here.
+    `leaf` names the leaf switch of its network port, `domain` the scale-up domain (NVLink, for example) in
+    which its accelerator is; empty if unknown.
     """
 
     id: str
@@ -76,6 +78,8 @@ class NodeRecord:
     gpu_largest_room_bytes: int | None = None
     controller: Fence = NO_FENCE
     engines: tuple[EngineKind, ...] = (EngineKind.NATIVE,)
+    leaf: str = ""
+    domain: str = ""
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
 

@@ -63,6 +63,38 @@ def test_a_switch_that_heeds_bands_routes() -> None:
     assert f"ip -n hcbed-41-7-h2 route replace {through}" in commands
 
 
+def test_leaf_switches_have_shaped_uplinks_to_a_spine() -> None:
+    spine = plans.Spine(leaf_of=(0, 1, 1), rate_bytes_s=12_500_000)
+    made = plans.TestbedPlan(hosts=3, shape=SHAPE, owner=OWNER, spine=spine)
+    commands = [" ".join(command) for command in made.commands()]
+    switch = "ip -n hcbed-41-7-switch link"
+    for host, leaf in enumerate((0, 1, 1)):
+        assert f"{switch} set p{host} master br{leaf} up" in commands
+    for leaf in (0, 1):
+        assert f"{switch} set up{leaf} master br{leaf} up" in commands
+        assert f"{switch} set down{leaf} master spine up" in commands
+        for end in (f"up{leaf}", f"down{leaf}"):
+            shaped = "root handle 1: tbf rate 100000000bit burst 524288b latency 50ms"
+            assert f"tc -n hcbed-41-7-switch qdisc add dev {end} {shaped}" in commands
+    assert [command[-1] for command in made.spine_bytes()] == ["up0", "up1"]
+    assert plan().spine_bytes() == []
+
+
+@pytest.mark.parametrize(
+    ("leaf_of", "shape", "words"),
+    [
+        ((0, 0, 2), SHAPE, "each of the leaves 0 to 2 needs a host"),
+        ((0, 1), SHAPE, "2 hosts have a leaf, of 3"),
+        ((0, 1, 1), LinkShape(rate_bytes_s=1, bands=True), "bands"),
+    ],
+)
+def test_a_spine_that_cannot_be_is_refused(leaf_of: tuple[int, ...], shape: LinkShape, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plans.TestbedPlan(
+            hosts=3, shape=shape, owner=OWNER, spine=plans.Spine(leaf_of=leaf_of, rate_bytes_s=1)
+        )
+
+
 @pytest.mark.parametrize("bands", [False, True])
 def test_nothing_is_made_outside_of_the_testbeds_own_namespaces(bands: bool) -> None:
     made = plan(shape=LinkShape(rate_bytes_s=25_000_000, bands=bands))

@@ -13,6 +13,5 @@
 - `sequential`: one target after the other
 - `slots`: steps of a node's blocks
 - `subgroups`: k sources in parallel (λScale)
-- `topology`: leaf switches and scale-up domains
 - `tree`: the complete binary tree (FaaSNet)
 """

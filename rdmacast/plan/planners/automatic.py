@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from rdmacast.link_rate import LinkRate
 from rdmacast.plan.plan import CastShape, TransferPlan
-from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, TransferPlanner
+from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS, TransferPlanner
 from rdmacast.plan.planners.edge import with_edge
-from rdmacast.plan.planners.multi_chain import multi_chain
-from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.plan.planners.multi_chain import Chains, chains_of
+from rdmacast.plan.topology import NodeTopology, is_flat, leaves_of
 from rdmacast.protocol.pull_report import MAX_SLOW
 
 # Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
@@ -83,15 +83,15 @@ class PlannerChoice:
     in_slots: bool = False
 
     def plan(self, nodes: int, sources: tuple[int, ...]) -> TransferPlan:
-        shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks)
-        if self.planner == "multi-chain":
-            return multi_chain(shape, self.sites)
-        planner = {BINOMIAL.name: BINOMIAL, CHAIN.name: CHAIN}[self.planner]
+        shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks, sites=self.sites or ())
+        planner = PLANNERS[self.planner]
         if not self.edge:
             return planner.plan(shape)
         fast = [node for node in range(nodes) if node not in self.edge]
         held = tuple(index for index, node in enumerate(fast) if node in sources)
-        return with_edge(planner.plan(replace(shape, nodes=len(fast), sources=held)), shape, self.edge)
+        sites = tuple(self.sites[node] for node in fast) if self.sites else ()
+        inner = replace(shape, nodes=len(fast), sources=held, sites=sites)
+        return with_edge(planner.plan(inner), shape, self.edge)
 
 
 def choose_planner(
@@ -113,9 +113,10 @@ def choose_planner(
         fast = [site for node, site in enumerate(sites) if node not in edge]
         fast_facts = replace(facts, bytes_per_s=min(site.bytes_per_s for site in fast))
         fast_sources = sources - sum(node < sources for node in edge)
-        inner = _choose(len(fast), fast_sources, nbytes, fast_facts, blocks, None)
+        inner = _choose(len(fast), fast_sources, nbytes, fast_facts, blocks, fast)
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
-        return replace(inner, edge=edge, reason=reason, in_slots=False)
+        whole = None if inner.sites is None else tuple(replace(site, bytes_per_s=1.0) for site in sites)
+        return replace(inner, sites=whole, edge=edge, reason=reason, in_slots=False)
     return _choose(nodes, sources, nbytes, facts, blocks, sites)
 
 
@@ -128,6 +129,8 @@ def _choose(
     sites: Sequence[NodeTopology] | None,
 ) -> PlannerChoice:
     """Choose for nodes of which none is left at the edge."""
+    if sites is not None and not is_flat(sites):
+        return _by_topology(sources, nbytes, facts, blocks, sites)
     members = -(-nodes // sources)
     counts = [blocks] if blocks else _block_counts(_most_blocks(nbytes, facts))
     tried = [_best(planner, members, nbytes, facts, counts) for planner in (BINOMIAL, CHAIN)]
@@ -135,7 +138,7 @@ def _choose(
     spread = _spread(sites)
     if sites is not None and spread > _MIXED_SPREAD:
         return PlannerChoice(
-            planner="multi-chain",
+            planner=MULTI_CHAIN.name,
             blocks=chain[1],
             predicted_s=chain[0],
             reason=f"ordered chains, {chain[1]} blocks: the nodes' rates differ {spread:.1f}-fold, "
@@ -146,6 +149,39 @@ def _choose(
         in_slots = uses_slots(BINOMIAL.name, nbytes / pipeline[1], facts.bytes_per_s)
         return replace(_decided(BINOMIAL, pipeline, CHAIN, chain, members, facts), in_slots=in_slots)
     return _decided(CHAIN, chain, BINOMIAL, pipeline, members, facts)
+
+
+def _by_topology(
+    sources: int, nbytes: int, facts: LinkFacts, blocks: int | None, sites: Sequence[NodeTopology]
+) -> PlannerChoice:
+    """Choose chains along leaf switches and scale-up domains.
+
+    The pipeline would send most blocks over the spine, as the partners of its steps are anywhere. Nodes are
+    in the order of their rates, which the chains keep under each leaf switch.
+    """
+    alike = tuple(replace(site, bytes_per_s=1.0) for site in sites)
+    shape = CastShape(nodes=len(sites), sources=tuple(range(sources)), blocks=1, sites=alike)
+    chains = chains_of(shape)
+    width = min((edge.width for edge in chains.edges), default=1)
+    counts = [blocks] if blocks else _block_counts(_most_blocks(nbytes, facts))
+    wide = replace(facts, bytes_per_s=facts.bytes_per_s * width, overhead_s=facts.overhead_s / width)
+    seconds, chosen = _best(CHAIN, chains.hops + 1, nbytes, wide, counts)
+    return PlannerChoice(
+        planner=MULTI_CHAIN.name,
+        blocks=chosen,
+        predicted_s=seconds,
+        reason=f"chains along the topology, {chosen} blocks: {_crossings(chains, sites)}",
+        sites=alike,
+    )
+
+
+def _crossings(chains: Chains, sites: Sequence[NodeTopology]) -> str:
+    """Describe what chains send between leaf switches, or else inside scale-up domains."""
+    leaves = leaves_of(sites)
+    if leaves <= 1:
+        return "the ports of each scale-up domain receive different blocks, which spread inside it"
+    copies = sum(edge.unit.leaf != sites[edge.senders[0]].leaf for edge in chains.edges)
+    return f"{copies} {'copy' if copies == 1 else 'copies'} between {leaves} leaf switches"
 
 
 def uses_slots(planner: str, block_bytes: float, bytes_per_s: float) -> bool:

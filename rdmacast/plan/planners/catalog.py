@@ -53,7 +53,7 @@ class SubgroupPlanner:
 
 @dataclass(frozen=True, slots=True)
 class MultiChainPlanner:
-    """Chains over a topology; without one, one chain a source."""
+    """Chains over the topology of a shape; without one, one chain a source."""
 
     name: str = "multi-chain"
     summary: str = "chains over a topology, blocks in execution order: b + N - 2"
@@ -62,6 +62,8 @@ class MultiChainPlanner:
         return multi_chain(shape)
 
     def steps(self, shape: CastShape) -> int:
+        if shape.sites:
+            return multi_chain(shape).steps
         return chain.steps(-(-shape.nodes // len(shape.sources)), shape.blocks)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rdmacast.plan.plan import CastShape, TransferPlan
+from rdmacast.plan.topology import domains_of, near_of
 from rdmacast.plan.transfers import Transfers, gathered, ints
 
 
@@ -14,12 +15,14 @@ def with_edge(inner: TransferPlan, shape: CastShape, edge: Sequence[int]) -> Tra
     Those at the edge take each block from another node, as in `stragglers.order_around`. Their steps are
     last, but a node serves a block as soon as it has it.
     """
-    fast = np.array([node for node in range(shape.nodes) if node not in edge])
+    others = [node for node in range(shape.nodes) if node not in edge]
+    fast = np.array(others)
     slow = [node for node in sorted(edge) if node not in shape.sources]
     moved, block = inner.transfers, np.arange(shape.blocks)
     parts = [Transfers(moved.step, ints(fast[moved.source]), ints(fast[moved.target]), moved.block)]
     for node in slow:
-        sending = fast[(block + sorted(edge).index(node)) % len(fast)]
+        holders = np.array(near_of(node, others, shape.sites))
+        sending = holders[(block + sorted(edge).index(node)) % len(holders)]
         parts.append(
             Transfers(ints(inner.steps + block), ints(sending), ints(np.full_like(block, node)), ints(block))
         )
@@ -29,4 +32,5 @@ def with_edge(inner: TransferPlan, shape: CastShape, edge: Sequence[int]) -> Tra
         shape=shape,
         groups=(*groups, *((node,) for node in sorted(edge))),
         transfers=gathered(parts),
+        domains=ints(domains_of(shape.sites)) if shape.sites else None,
     )

@@ -1,20 +1,22 @@
-"""Chains over a topology, the fastest nodes first, after BlitzScale (pure).
+"""Chains over a topology, the fastest nodes first, after BlitzScale §5.1 (pure).
 
 Sources that serve prefill are left out while others hold the model. A scale-up domain is one link of a
 chain: its ports receive different blocks at once, and inside the domain each block spreads in one step that
-uses no port. Targets are fed inside their leaf switch where the holders there are fast enough. Unlike the
-paper's algorithm, which always extends the newest chain, a target joins the shortest chain that is fit, so
-that every source is used. Blocks are sent in execution order.
+uses no port. Targets are fed inside their leaf switch where the holders there are fast enough, so that one
+copy enters a leaf without a source. Unlike the paper's algorithm, which always extends the newest chain, a
+target joins the shortest chain that is fit, so that every source is used. Blocks are sent in execution order.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rdmacast.plan.plan import CastShape, TransferPlan
-from rdmacast.plan.planners.topology import NodeTopology, Unit, domains_of, units_of
+from rdmacast.plan.topology import NodeTopology, Unit, domains_of, units_of
 from rdmacast.plan.transfers import Transfers, gathered, ints
 
 _Numbers = NDArray[np.integer]
@@ -30,38 +32,78 @@ class _Tail:
 
 
 @dataclass(frozen=True, slots=True)
-class _Edge:
+class ChainEdge:
     """An edge of a chain: `senders` send all blocks to `unit`, the ports on both sides in rotation."""
 
     senders: tuple[int, ...]
     unit: Unit
 
+    @property
+    def width(self) -> int:
+        """The blocks that are sent at once."""
+        return min(len(self.senders), len(self.unit.nodes))
 
-def multi_chain(shape: CastShape, sites: Sequence[NodeTopology] | None = None) -> TransferPlan:
-    """Return a plan of chains; without `sites` all nodes are alike under one leaf switch."""
-    sites = [NodeTopology()] * shape.nodes if sites is None else sites
-    if len(sites) != shape.nodes:
-        raise ValueError(f"{len(sites)} sites were given for {shape.nodes} nodes")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chains:
+    """The chains of a cast: its `edges`, each after those that lead to it.
+
+    `near` maps targets that share a scale-up domain with a source to it: they use no port. `hops` are those
+    of the longest chain.
+    """
+
+    near: dict[int, int]
+    edges: tuple[ChainEdge, ...]
+    groups: tuple[tuple[int, ...], ...]
+    hops: int
+
+
+def chains_of(shape: CastShape) -> Chains:
+    """Return the chains of a cast; without `sites` all nodes are alike under one leaf switch."""
+    sites = shape.sites or (NodeTopology(),) * shape.nodes
     near = _near_targets(shape, sites)
-    tails = _first_tails(shape.sources, near, sites)
-    chains = [list(tail.unit.nodes) for tail in tails]
+    first = _first_tails(shape.sources, near, sites)
+    chains = [list(tail.unit.nodes) for tail in first]
     waiting = units_of([node for node in shape.targets if node not in near], sites)
-    edges = []
-    for unit in _in_order(waiting, [tail.unit for tail in tails]):
-        feeders = _feeders(unit, tails)
-        tails = [tail for tail in tails if tail not in feeders]
-        edges.append(_Edge(tuple(node for tail in feeders for node in tail.unit.nodes), unit))
+    tails, edges = _Tails(first), []
+    for unit in _in_order(waiting, [tail.unit for tail in first]):
+        feeders = tails.take(unit)
+        edges.append(ChainEdge(tuple(node for tail in feeders for node in tail.unit.nodes), unit))
         chains[feeders[0].chain].extend(unit.nodes)
-        tails.append(_Tail(unit, max(tail.hops for tail in feeders) + 1, feeders[0].chain))
+        tails.add(_Tail(unit, max(tail.hops for tail in feeders) + 1, feeders[0].chain))
     in_chains = {node for chain in chains for node in chain}
     alone = [(node,) for node in range(shape.nodes) if node not in in_chains]
+    return Chains(near=near, edges=tuple(edges), groups=(*map(tuple, chains), *alone), hops=tails.hops)
+
+
+def multi_chain(shape: CastShape) -> TransferPlan:
+    """Return the plan of the chains of a cast."""
+    chains = chains_of(shape)
     return TransferPlan(
         planner="multi-chain",
         shape=shape,
-        groups=(*map(tuple, chains), *alone),
-        transfers=_Timetable(shape, near).run(edges),
-        domains=ints(domains_of(sites)),
+        groups=chains.groups,
+        transfers=_Timetable(shape, chains.near).run(chains.edges),
+        domains=ints(domains_of(shape.sites)) if shape.sites else None,
     )
+
+
+def chain_part(shape: CastShape, node: int) -> list[tuple[int, int]]:
+    """Return (source, block) in the order in which a target pulls.
+
+    Of its domain's blocks it takes those of its own port from the senders, the others from the domain.
+    """
+    chains = chains_of(shape)
+    if node in chains.near:
+        return [(chains.near[node], block) for block in range(shape.blocks)]
+    edge = next(edge for edge in chains.edges if node in edge.unit.nodes)
+    senders, receivers = edge.senders, edge.unit.nodes
+    pulls = []
+    for block in range(shape.blocks):
+        target, wave = receivers[block % len(receivers)], block // edge.width
+        source = senders[block % len(senders)] if target == node else target
+        pulls.append((wave + (target != node), target != node, block, source))
+    return [(source, block) for _, _, block, source in sorted(pulls)]
 
 
 def _near_targets(shape: CastShape, sites: Sequence[NodeTopology]) -> dict[int, int]:
@@ -83,25 +125,56 @@ def _first_tails(sources: Sequence[int], near: dict[int, int], sites: Sequence[N
 
 def _in_order(waiting: Sequence[Unit], holding: Sequence[Unit]) -> list[Unit]:
     """Order units by leaf: leaves with the fastest sources first, those without last; then fastest first."""
-    rates: dict[int, float] = {}
+    rates: dict[str, float] = {}
     for unit in holding:
         rates[unit.leaf] = rates.get(unit.leaf, 0.0) + unit.bytes_per_s
     return sorted(waiting, key=lambda unit: (-rates.get(unit.leaf, 0.0), unit.leaf, -unit.bytes_per_s))
 
 
-def _feeders(unit: Unit, tails: Sequence[_Tail]) -> list[_Tail]:
-    """Return the tails that feed a unit: enough to match its rate, shortest chains first.
+class _Tails:
+    """The tails of the chains, the shortest first, by leaf and over all."""
 
-    Those of the unit's own leaf if they are fast enough together.
-    """
-    near = [tail for tail in tails if tail.unit.leaf == unit.leaf]
-    fit = near if sum(tail.unit.bytes_per_s for tail in near) >= unit.bytes_per_s else tails
-    chosen: list[_Tail] = []
-    for tail in sorted(fit, key=lambda tail: (tail.hops, -tail.unit.bytes_per_s, tail.chain)):
-        if chosen and sum(tail.unit.bytes_per_s for tail in chosen) >= unit.bytes_per_s:
-            break
-        chosen.append(tail)
-    return chosen
+    def __init__(self, tails: Sequence[_Tail]) -> None:
+        self.hops = 0
+        self._of_chain: dict[int, _Tail] = {}
+        self._rates: defaultdict[str, float] = defaultdict(float)  # by leaf
+        self._near: defaultdict[str, list[tuple[int, float, int]]] = defaultdict(list)
+        self._all: list[tuple[int, float, int]] = []
+        for tail in tails:
+            self.add(tail)
+
+    def __repr__(self) -> str:
+        return f"<_Tails of {len(self._of_chain)} chains>"
+
+    def add(self, tail: _Tail) -> None:
+        """Add the tail of a chain without one."""
+        key = tail.hops, -tail.unit.bytes_per_s, tail.chain
+        self._of_chain[tail.chain] = tail
+        self._rates[tail.unit.leaf] += tail.unit.bytes_per_s
+        heappush(self._near[tail.unit.leaf], key)
+        heappush(self._all, key)
+        self.hops = max(self.hops, tail.hops)
+
+    def take(self, unit: Unit) -> list[_Tail]:
+        """Remove the tails that feed a unit: enough to match its rate, shortest chains first.
+
+        Those of the unit's own leaf if they are fast enough together.
+        """
+        near = self._rates[unit.leaf] >= unit.bytes_per_s
+        return (self._shortest(self._near[unit.leaf], unit) if near else []) or self._shortest(
+            self._all, unit
+        )
+
+    def _shortest(self, heap: list[tuple[int, float, int]], unit: Unit) -> list[_Tail]:
+        chosen: list[_Tail] = []
+        while heap and sum(tail.unit.bytes_per_s for tail in chosen) < unit.bytes_per_s:
+            hops, _, chain = heappop(heap)
+            tail = self._of_chain.get(chain)
+            if tail is not None and tail.hops == hops:  # else it was taken out of the other heap
+                del self._of_chain[chain]
+                self._rates[tail.unit.leaf] -= tail.unit.bytes_per_s
+                chosen.append(tail)
+        return chosen
 
 
 class _Timetable:
@@ -115,12 +188,12 @@ class _Timetable:
         for target, source in near.items():
             self._send(block, np.full(shape.blocks, source), np.full(shape.blocks, target), block)
 
-    def run(self, edges: Sequence[_Edge]) -> Transfers:
+    def run(self, edges: Sequence[ChainEdge]) -> Transfers:
         for edge in edges:
             self._feed(edge)
         return gathered(self._parts)
 
-    def _feed(self, edge: _Edge) -> None:
+    def _feed(self, edge: ChainEdge) -> None:
         senders, receivers = np.array(edge.senders), np.array(edge.unit.nodes)
         block = np.arange(self._blocks)
         source, target = senders[block % len(senders)], receivers[block % len(receivers)]

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from rdmacast.plan.plan import CastShape
 from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS
+from rdmacast.plan.planners.multi_chain import chain_part
 from rdmacast.plan.planners.subgroups import begins, subgroups
 
 Order = tuple[tuple[int, int], ...]  # (source, block) in the order to pull
@@ -21,7 +22,7 @@ def own_part(planner: str, shape: CastShape, node: int) -> Order:
     if node in shape.sources:
         return ()
     if planner == MULTI_CHAIN.name:
-        return _multi_chain(shape, node)
+        return tuple(chain_part(shape, node))
     part = _PARTS.get(planner)
     if part is None:
         received = PLANNERS[planner].plan(shape).receives(node)
@@ -31,14 +32,6 @@ def own_part(planner: str, shape: CastShape, node: int) -> Order:
     group, first = busy[index], begins(len(busy), shape.blocks, shape.borders)[index]
     pulled = part(len(group), shape.blocks, group.index(node))
     return tuple((group[source], (first + block) % shape.blocks) for source, block in pulled)
-
-
-def _multi_chain(shape: CastShape, node: int) -> Order:
-    """Return the part in chains without a topology, which the targets join in rotation."""
-    targets, chains = shape.targets, len(shape.sources)
-    turn = targets.index(node)
-    source = shape.sources[turn] if turn < chains else targets[turn - chains]
-    return tuple((source, block) for block in range(shape.blocks))
 
 
 def _chain(members: int, blocks: int, node: int) -> list[tuple[int, int]]:

@@ -28,6 +28,25 @@ def planned(*arguments: str) -> dict[str, Any]:
     return answer
 
 
+def test_one_copy_enters_each_leaf_without_a_source() -> None:
+    options = (
+        "--nodes",
+        "8",
+        "--leaves",
+        "2",
+        "--planner",
+        "automatic",
+        "--size",
+        "1GiB",
+        "--rate",
+        "100gbit",
+    )
+    found = planned(*options)
+    crossing = [one for one in found["transfers"] if (int(one["source"][1:]) - int(one["target"][1:])) % 2]
+    blocks = 1 + max(one["block"] for one in found["transfers"])
+    assert found["planner"] == "multi-chain" and len(crossing) == blocks
+
+
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_json_holds_a_plan_that_anybody_can_check(planner: str) -> None:
     answer = planned("--nodes", "13", "--sources", "3", "--blocks", "11", "--planner", planner)

@@ -34,6 +34,19 @@ def test_nodes_default_to_the_gpus_else_two() -> None:
     assert settings(nodes=3).host_ids == (None, None, None)
 
 
+def test_hosts_are_spread_over_leaf_switches() -> None:
+    assert settings(nodes=5, hosts=4, leaves=2).leaves == ("leaf-0", "leaf-0", "leaf-1", "leaf-1", "leaf-0")
+    assert settings(nodes=3, link_rate_bytes_s=1, leaves=3).leaves == ("leaf-0", "leaf-1", "leaf-2")
+    assert settings(nodes=2, hosts=2).leaves == (None, None)
+    joined = Joined(redis_url="unix:///r", secret_file=Path("/s"))
+    options = settings(nodes=2, hosts=2, leaves=2).of_nodes(joined)
+    assert [options[f"node-{index}"].leaf for index in (0, 1)] == ["leaf-0", "leaf-1"]
+    with pytest.raises(UsageError, match="--leaves needs --hosts or --link-rate"):
+        settings(nodes=2, leaves=2)
+    with pytest.raises(UsageError, match="--leaves must be 1 to the number of hosts"):
+        settings(nodes=4, hosts=2, leaves=3)
+
+
 def test_a_link_rate_implies_a_host_for_each_node() -> None:
     assert settings(nodes=3, link_rate_bytes_s=1).hosts == 3
 

@@ -23,6 +23,8 @@ from gateway.planning.cast_publisher import CastPublisher
 from gateway.planning.image_sources import choose_sources
 from gateway.planning.plan import Plan
 from rdmacast.cast.record import CastPlan
+from rdmacast.cast.spec import CastSpec
+from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.planners.own_part import own_part
 from rdmacast.protocol.pull_report import MAX_SLOW
 from registry.errors import RemoteError, StateUnavailable
@@ -362,6 +364,42 @@ def test_the_plan_is_one_that_nodes_can_make_from_what_they_are_told() -> None:
         received = plan.receives(node)
         made = tuple(zip(received.source.tolist(), received.block.tolist(), strict=True))
         assert made == own_part(decision.planner, plan.shape, node)
+
+
+def test_nodes_make_the_plan_along_leaf_switches_and_domains() -> None:
+    places = [("a", ""), ("b", "x"), ("b", "x"), ("a", ""), ("b", ""), ("c", "")]
+    nodes = [
+        make_node(f"n{number}", leaf=leaf, domain=domain) for number, (leaf, domain) in enumerate(places)
+    ]
+    decision = choose(nodes, 1, 64 * MIB, estimate_links(nodes, LinkRateCache()))
+    assert decision.planner == "multi-chain" and "2 copies between 3 leaf switches" in decision.reason
+    world = World()
+    for node in nodes[1:]:
+        world.node(node.id, leaf=node.leaf, domain=node.domain)
+    world.node("n0", Tier.HOST, leaf="a")
+    cast = cast_of(world.deliver(*(node.id for node in nodes[1:])))
+    assert [(one.leaf, one.domain) for one in cast.members][:1] == [("a", "")]
+    spec = CastSpec(plan=cast)
+    plan = PLANNERS[cast.planner].plan(spec.shape)
+    plan.validate()
+    leaves = [member.leaf for member in cast.members]
+    crossing = 0
+    for node in range(1, len(cast.members)):
+        order = spec.order(node)
+        assert order is not None and sorted(block for _, block in order) == list(range(cast.blocks))
+        crossing += sum(leaves[source] != leaves[node] for source, _ in order)
+    assert crossing == 2 * cast.blocks
+    assert {cast.members[other].node for other in spec.near(leaves.index("b"))} == {"n2", "n4"}
+
+
+def test_a_source_under_the_targets_leaf_comes_before_others() -> None:
+    world = World()
+    for id_, leaf in (("far", "a"), ("near", "b")):
+        world.node(id_, Tier.HOST, leaf=leaf)
+    world.node("t", leaf="b")
+    assert names(cast_of(world.deliver("t"))) == (["near", "far"], ["t"])
+    holders = choose_sources(IMAGE, [world.record("t")], list(world.state_cache.usable_nodes()), [])
+    assert [holder.node for holder in holders.holders["t"]] == ["near", "far"]
 
 
 def test_the_reason_says_what_is_only_assumed() -> None:

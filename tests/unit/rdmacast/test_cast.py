@@ -1,5 +1,7 @@
 """Casts of real nodes: every planner, any number of nodes and sources, identical bytes, reports."""
 
+from collections import Counter
+
 import pytest
 
 from rdmacast.plan.planners.catalog import PLANNERS
@@ -30,6 +32,25 @@ async def test_each_block_comes_from_its_planned_source(late: int) -> None:
         reports = await rig.reports()
         for index, report in enumerate(reports):
             assert dict(report.bytes_by_peer) == {f"n{index}": NBYTES}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_domains_receive_different_blocks_and_gather_inside(kind: str) -> None:
+    places = [("a", "s"), ("a", "s"), ("a", "x"), ("a", "x"), ("b", "y"), ("b", "y")]
+    async with make_rig(kind, 6, 2, "multi-chain", places=places) as rig:
+        rig.start()
+        reports = {report.node: report for report in await rig.reports()}
+    domain_of = {f"n{index}": domain for index, (_, domain) in enumerate(places)}
+    for domain, senders in (("x", {"n0", "n1"}), ("y", {"n2", "n3"})):
+        entered = Counter[str]()
+        for node, report in reports.items():
+            if domain_of[node] != domain:
+                continue
+            over_network = {peer: n for peer, n in report.bytes_by_peer.items() if domain_of[peer] != domain}
+            assert len(over_network) == 1 and over_network.keys() <= senders
+            entered.update(over_network)
+        # One copy enters each domain, each port with its own part.
+        assert sum(entered.values()) == NBYTES and set(entered) == senders
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "shm"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from rdmacast.plan.planners.automatic import (
     choose_planner,
     default_link_facts,
 )
-from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.plan.topology import NodeTopology
 from rdmacast.simulate.link_model import LinkModel
 from rdmacast.simulate.plans import simulate
 from rdmacast.stragglers.slow_nodes import order_around
@@ -64,6 +65,46 @@ def test_nodes_of_different_rates_get_ordered_chains() -> None:
         nodes=4, sources=1, nbytes=64 * MIB, facts=LinkFacts(bytes_per_s=1e6), sites=[NodeTopology()] * 4
     )
     assert alike.planner == "binomial"
+
+
+def test_one_copy_enters_each_leaf_without_a_source() -> None:
+    sites = [NodeTopology(leaf=leaf) for leaf in "aaaabbbbcc"]
+    decision = choose_planner(nodes=10, sources=1, nbytes=64 * MIB, facts=RDMA, sites=sites)
+    assert decision.planner == "multi-chain"
+    assert "2 copies between 3 leaf switches" in decision.reason
+    plan = decision.plan(10, (0,))
+    leaf = np.array([ord(site.leaf) for site in sites])
+    crossing = leaf[plan.transfers.source] != leaf[plan.transfers.target]
+    assert int(crossing.sum()) == 2 * decision.blocks
+    assert plan.steps == decision.blocks + 8
+    one_leaf = choose_planner(nodes=8, sources=1, nbytes=64 * MIB, facts=RDMA, sites=sites[:1] * 8)
+    assert one_leaf.planner == "binomial"
+
+
+def test_scale_up_domains_receive_shards() -> None:
+    sites = [NodeTopology(), *(NodeTopology(domain=f"d{node // 4}") for node in range(8))]
+    sources = [NodeTopology(domain="s")] * 4
+    decision = choose_planner(nodes=12, sources=4, nbytes=64 * MIB, facts=RDMA, sites=[*sources, *sites[1:]])
+    assert "each scale-up domain receive different blocks" in decision.reason
+    plan = decision.plan(12, (0, 1, 2, 3))
+    plan.validate()
+    # Four ports at once: two domains, one after the other, and a step inside the last.
+    assert plan.steps == -(-decision.blocks // 4) + 2
+    assert decision.predicted_s < 0.3 * 64 * MIB / RDMA.bytes_per_s
+
+
+def test_slow_nodes_on_leaves_are_left_at_the_edge_too() -> None:
+    rates = [4e6, 4e6, 4e6, 4e6, 4e6, 1e6, 4e6, 4e6]
+    sites = [NodeTopology(leaf=leaf, bytes_per_s=rate) for leaf, rate in zip("aaaabbbb", rates, strict=True)]
+    decision = choose_planner(nodes=8, sources=1, nbytes=64 * MIB, facts=RDMA, sites=sites)
+    assert (decision.planner, decision.edge) == ("multi-chain", (5,))
+    plan = decision.plan(8, (0,))
+    plan.validate()
+    assert set(plan.receives(5).source.tolist()) == {4, 6, 7} and not len(plan.sends(5))
+    for node in range(1, 8):
+        part = plan.receives(node)
+        order = order_around(decision.planner, plan.shape, decision.edge, node)
+        assert order == tuple(zip(part.source.tolist(), part.block.tolist(), strict=True))
 
 
 def test_few_slow_nodes_are_left_at_the_edge_of_the_others_plan() -> None:

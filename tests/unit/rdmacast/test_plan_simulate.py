@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.catalog import PLANNERS, bound
 from rdmacast.plan.planners.multi_chain import multi_chain
-from rdmacast.plan.planners.topology import NodeTopology
+from rdmacast.plan.topology import NodeTopology
 from rdmacast.plan.transfers import Transfers, ints
 from rdmacast.simulate.link_model import LinkModel
 from rdmacast.simulate.plans import simulate
@@ -132,8 +132,8 @@ def test_overheads_count_at_both_ends() -> None:
 
 
 def test_blocks_spread_inside_a_scale_up_domain_in_no_time() -> None:
-    sites = [NodeTopology()] + [NodeTopology(domain=1)] * 4
-    plan = multi_chain(CastShape(nodes=5, sources=(0,), blocks=16), sites)
+    sites = [NodeTopology()] + [NodeTopology(domain="d")] * 4
+    plan = multi_chain(CastShape(nodes=5, sources=(0,), blocks=16, sites=tuple(sites)))
     assert simulate(plan, LinkModel()).seconds == 16
 
 

@@ -14,6 +14,7 @@ from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.errors import ProtocolError
 from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.catalog import PLANNERS
+from rdmacast.plan.topology import NodeTopology
 from tests.fixtures.session_network import Network
 
 
@@ -25,7 +26,15 @@ def plan_of(name: str, nodes: int, blocks: int, sources: int = 1) -> TransferPla
 def plans(draw: st.DrawFn) -> TransferPlan:
     nodes = draw(st.integers(2, 9))
     sources = draw(st.integers(1, min(3, nodes - 1)))
-    return plan_of(draw(st.sampled_from(list(PLANNERS))), nodes, draw(st.integers(1, 12)), sources)
+    name, blocks = draw(st.sampled_from(list(PLANNERS))), draw(st.integers(1, 12))
+    if not draw(st.booleans()):
+        return plan_of(name, nodes, blocks, sources)
+    places = draw(
+        st.lists(st.sampled_from([("a", ""), ("b", ""), ("b", "x")]), min_size=nodes, max_size=nodes)
+    )
+    sites = tuple(NodeTopology(leaf=leaf, domain=domain) for leaf, domain in places)
+    shape = CastShape(nodes=nodes, sources=tuple(range(sources)), blocks=blocks, sites=sites)
+    return PLANNERS["multi-chain"].plan(shape)
 
 
 @given(plan=plans(), seed=st.integers(0, 1 << 30), loss=st.sampled_from([0.0, 0.3]))
@@ -194,6 +203,16 @@ def test_after_a_loss_nodes_turn_to_different_givers_and_begin_with_different_bl
         session.on_bitfield(2, reported(0b1111), 0.0)
         session.on_bitfield(3, reported(0b1111), 0.0)
         assert pulls(session.on_lost(1, 1.0)) == started
+
+
+def test_after_a_loss_holders_under_the_same_leaf_come_first() -> None:
+    order = [(1, block) for block in range(4)]
+    settings = SessionSettings(window=3)
+    session = Session(blocks=4, peers=[1, 2, 3], order=order, near=frozenset({3}), settings=settings)
+    session.start(0.0)
+    session.on_bitfield(2, reported(0b1111), 0.0)
+    session.on_bitfield(3, reported(0b0011), 0.0)
+    assert sorted(pulls(session.on_lost(1, 1.0))) == [(2, 2), (3, 0), (3, 1)]
 
 
 def test_a_damaged_block_is_fetched_from_another_holder_and_then_given_up() -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 class NodeTopology:
     """The topology of one node: its leaf switch, its scale-up domain (NVLink, for example), its port's rate.
 
-    A node that `serves_prefill` sends KV caches, so that being a source would slow its requests.
+    Leaf and domain are names, empty where unknown: a node without a domain is in none with others. A node
+    that `serves_prefill` sends KV caches, so that being a source would slow its requests.
     """
 
-    leaf: int = 0
-    domain: int | None = None
+    leaf: str = ""
+    domain: str = ""
     bytes_per_s: float = 1.0
     serves_prefill: bool = False
 
@@ -26,7 +27,7 @@ class Unit:
     """Nodes of one scale-up domain that act as one: all have a block a step after one of them."""
 
     nodes: tuple[int, ...]
-    leaf: int
+    leaf: str
     bytes_per_s: float
 
 
@@ -44,8 +45,25 @@ def units_of(nodes: Sequence[int], sites: Sequence[NodeTopology]) -> list[Unit]:
 
 def domains_of(sites: Sequence[NodeTopology]) -> list[int]:
     """Return a number for each node, which it shares only with the nodes of its scale-up domain."""
-    numbers: dict[int, int] = {}
+    numbers: dict[str, int] = {}
     return [
-        len(sites) + numbers.setdefault(site.domain, len(numbers)) if site.domain is not None else node
+        len(sites) + numbers.setdefault(site.domain, len(numbers)) if site.domain else node
         for node, site in enumerate(sites)
     ]
+
+
+def leaves_of(sites: Sequence[NodeTopology]) -> int:
+    """Return the number of leaf switches."""
+    return len({site.leaf for site in sites})
+
+
+def is_flat(sites: Sequence[NodeTopology]) -> bool:
+    """Return whether all nodes are under one leaf switch, and no two in one scale-up domain."""
+    return leaves_of(sites) <= 1 and len(set(domains_of(sites))) == len(sites)
+
+
+def near_of(node: int, others: Sequence[int], sites: Sequence[NodeTopology]) -> list[int]:
+    """Return the others under the node's leaf switch; all of them if there are none, or it is unknown."""
+    if not sites:
+        return list(others)
+    return [other for other in others if sites[other].leaf == sites[node].leaf] or list(others)
