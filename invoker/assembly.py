@@ -59,10 +59,10 @@ from invoker.vllm.forking import make_zygote
 from invoker.vllm.host import VllmHost, has_module
 from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.threads import run_in_thread
+from rdmacast.cast.hooks import CastLinks
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
-from rdmacast.transports.connector import Connector
 from registry.channel.client import Channel, ChannelServer
 from registry.clock import Clock
 from registry.config.emulation import is_emulated, parse_device
@@ -103,7 +103,7 @@ class _Memory:
 class _Casting:
     regions: RegionServer
     listener: StageListener
-    connector: Connector
+    links: CastLinks
     transports: CastTransports
 
 
@@ -170,7 +170,8 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         cast_sent_bytes=lambda: casting.regions.counters["cast_sent_bytes"],
         quarantined_bytes=casting.transports.quarantined_bytes,
         changed=accounting.publisher.node_changed,
-        port_rate=casting.connector.port_rate,
+        links=casting.links,
+        port_rate=casting.links.connector.port_rate,
         engines=(EngineKind.NATIVE, *((EngineKind.VLLM,) if vllm is not None else ())),
     )
     node = Node(dependencies, setup.epoch)
@@ -353,10 +354,14 @@ def _open_casting(setup: NodeSetup, arena: Arena, stack: AsyncExitStack) -> _Cas
         tls=transports.tls.server,
         exporters=transports.exporters,
     )
-    connector = make_connector(settings, setup.root, transports)
+    links = CastLinks(
+        connector=make_connector(settings, setup.root, transports),
+        watcher=RegionWatcher(settings.secret, tls=transports.tls.client, keeps=True),
+    )
+    stack.push_async_callback(links.aclose)
     address = settings.listen_host, settings.stage_port, settings.advertise
     listener = StageListener(*address, settings.host_id, settings.secret, transports.tls)
-    return _Casting(regions=regions, listener=listener, connector=connector, transports=transports)
+    return _Casting(regions=regions, listener=listener, links=links, transports=transports)
 
 
 async def _load_sources(
@@ -365,8 +370,7 @@ async def _load_sources(
     settings, config = setup.settings, setup.config
     casts = CastContext(
         node=settings.node_id,
-        connector=casting.connector,
-        watcher=RegionWatcher(settings.secret, tls=casting.transports.tls.client),
+        links=casting.links,
         counters=accounting.counters,
         clock=setup.clock,
         publish=accounting.publisher.cast_changed,

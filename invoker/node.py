@@ -30,8 +30,10 @@ from invoker.metering.meter import GpuMeter
 from invoker.serving import compute, forward, generate, generate_by, invoke_handler
 from invoker.settings import Settings
 from rdmacast.aio.threads import run_in_thread
+from rdmacast.cast.hooks import CastLinks
 from rdmacast.errors import CastError
 from rdmacast.link_rate import LinkRate
+from rdmacast.transport import PeerAddress
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
 from registry.messages.forward import ForwardRequest
@@ -42,6 +44,7 @@ from registry.messages.images import (
     DropImage,
     ModelChecked,
     ModelFolder,
+    PrepareLinks,
     PullModel,
     UnpinImage,
     WarmImage,
@@ -99,6 +102,7 @@ class NodeDependencies:
     cast_sent_bytes: Callable[[], int]
     quarantined_bytes: Callable[[], int]
     changed: Callable[[], None]
+    links: CastLinks
     port_rate: LinkRate | None
     engines: tuple[EngineKind, ...]
 
@@ -205,6 +209,8 @@ class Node:
                 return self._drop(request)
             case UnpinImage():
                 return self._unkeep(request)
+            case PrepareLinks():
+                return self._prepare_links(request)
             case TailLogs():
                 return self._tail(request)
             case GetStatus():
@@ -282,6 +288,11 @@ class Node:
 
     async def _add_tokenizer(self, request: AddTokenizer) -> AsyncGenerator[Reply, None]:
         await self._dependencies.instances.add_tokenizer(request)
+        yield Acknowledged()
+
+    async def _prepare_links(self, request: PrepareLinks) -> AsyncGenerator[Reply, None]:
+        peers = [PeerAddress(url=peer.cast, host=peer.host) for peer in request.peers]
+        await self._dependencies.links.prepare(peers)
         yield Acknowledged()
 
     async def _pull(self, request: PullModel) -> AsyncGenerator[Reply, None]:

@@ -42,6 +42,11 @@ class Link(Protocol):
         """The bytes of regions received so far, those of pending reads included."""
         ...
 
+    @property
+    def is_reusable(self) -> bool:
+        """Whether it may be kept for another cast: it is open, has no read, and holds nothing of a region."""
+        ...
+
     async def read_into(
         self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
     ) -> None:

@@ -82,6 +82,10 @@ class _FaultyLink:
     def received_bytes(self) -> int:
         return self._inner.received_bytes
 
+    @property
+    def is_reusable(self) -> bool:
+        return self._inner.is_reusable
+
     async def read_into(
         self, region: str, offset: int, into: memoryview, began: OnStart | None = None
     ) -> None:

@@ -66,6 +66,12 @@ class GroupWatcher:
         async with self._watcher.watch(peer, region, block_bytes, on_bitfield, on_verdict) as watch:
             yield watch
 
+    async def prepare(self, peer: PeerAddress) -> None:
+        await self._watcher.prepare(peer)
+
+    async def aclose(self) -> None:
+        await self._watcher.aclose()
+
 
 class EmulatedDiskReader(LocalReader):
     """A LocalReader, each read of which lasts until the disk, shared by all readers, has finished it."""
@@ -99,5 +105,6 @@ def with_group_setup(sources: LoadSources, group_s: float) -> LoadSources:
     """Return sources of which casts first set up a group of all their members."""
     if sources.casts is None:
         return sources
-    watcher = GroupWatcher(sources.casts.watcher, group_s)
-    return replace(sources, casts=replace(sources.casts, watcher=watcher))
+    links = sources.casts.links
+    grouped = replace(links, watcher=GroupWatcher(links.watcher, group_s))
+    return replace(sources, casts=replace(sources.casts, links=grouped))

@@ -18,12 +18,14 @@ from gateway.planning.actions import (
     FailStartAction,
     FetchVersionAction,
     PrefetchAction,
+    PrepareLinksAction,
     StartAction,
     StopAction,
     UnpinAction,
 )
 from gateway.planning.debounce import DemandDebouncer, settle_s
 from gateway.planning.demand_sum import DemandSum
+from gateway.planning.link_peers import LinkPlanner
 from gateway.planning.plan import Plan, VersionDemand
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.fence import NO_FENCE, Fence
@@ -64,6 +66,7 @@ class Controller:
         self._replicator = planners.replicator
         self._casts = planners.casts
         self._live = planners.live
+        self._links = LinkPlanner()
         self._debouncer = DemandDebouncer(self._settle_s)
         self._demand_sum = DemandSum()
         self._decisions = decisions
@@ -108,6 +111,7 @@ class Controller:
             for instance_id in self._planner.stand_down():
                 self._state_cache.set_draining(instance_id, False)
             self._debouncer.reset()
+            self._links.reset()
             self._decisions.stand_down()
             self._demand_sum = DemandSum()  # what arrives meanwhile is no burst
             self._led_from_s = None
@@ -121,6 +125,7 @@ class Controller:
         self._replicator.plan(self._state_cache, plan, now, self._clock.wall_s())
         self._casts.plan(self._state_cache, plan, self._planner.loading, self._clock.wall_s())
         self._live.plan(plan, demand, self._fence.epoch)
+        plan.actions += self._links.plan(list(self._state_cache.usable_nodes()))
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
@@ -180,6 +185,8 @@ class Controller:
                 return self._drop(action)
             case FetchVersionAction():
                 return self._fetch(action)
+            case PrepareLinksAction():
+                return self._prepare_links(action)
 
     async def _start(self, action: StartAction) -> None:
         key, instance_id, fence = action.key, action.instance_id, self._fence or NO_FENCE
@@ -310,6 +317,12 @@ class Controller:
     async def _unpin(self, action: UnpinAction) -> None:
         log.info("image %s: unpinning on node %s", action.image[:12], action.node)
         await self._change_copy("unpin", action.node, self._calls.unpin(action.image, action.node))
+
+    async def _prepare_links(self, action: PrepareLinksAction) -> None:
+        try:
+            await self._calls.prepare_links(action.node, action.peers)
+        except RegistryError as error:  # casts connect by themselves
+            log.info("links of node %s were not prepared: %s", action.node, error)
 
     async def _drop(self, action: DropAction) -> None:
         log.info("image %s: dropping from tier %s of node %s", action.image[:12], action.tier, action.node)

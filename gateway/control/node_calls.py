@@ -17,8 +17,10 @@ from registry.messages.images import (
     CloseFolders,
     DropImage,
     ImageHolder,
+    LinkPeer,
     ModelChecked,
     ModelFolder,
+    PrepareLinks,
     PullModel,
     UnpinImage,
     WarmImage,
@@ -198,6 +200,10 @@ class NodeCalls:
     async def unpin(self, image: str, node: str) -> None:
         """Unpin the host copy of the image."""
         await self._call(node, UnpinImage(image=image))
+
+    async def prepare_links(self, node: str, peers: tuple[LinkPeer, ...]) -> None:
+        """Have the node connect to peers."""
+        await self._call(node, PrepareLinks(peers=peers))
 
     async def close_folders(self, image: str, node: str) -> None:
         """Remove the node's folders of the image, which its host cannot evict before."""

@@ -24,6 +24,7 @@ from registry.messages.images import (
     ImageRef,
     ModelChecked,
     ModelFolder,
+    PrepareLinks,
     PullModel,
     UnpinImage,
     WarmImage,
@@ -141,6 +142,7 @@ class FakeNode:
         self.tokenizers: list[str] = []  # digests, as they arrived
         self.foreign: set[str] = set()  # images that only another engine runs
         self.folders: dict[str, PullModel] = {}  # by name of the folder
+        self.linked: set[str] = set()  # hosts to which links were prepared
         self.refusals: dict[str, str] = {}  # of images that no engine here can run
         self._record = _record(id_, **facts)
 
@@ -233,6 +235,9 @@ class FakeNode:
                 await send(ModelFolder(path=f"/models/{self.id}/{name}"))
             case UnpinImage(image=digest):
                 await self._mark(digest, pinned=False)
+                await send(Acknowledged())
+            case PrepareLinks(peers=peers):
+                self.linked |= {peer.host for peer in peers}
                 await send(Acknowledged())
             case CloseFolders(image=image):
                 self.folders = {name: one for name, one in self.folders.items() if one.image != image}

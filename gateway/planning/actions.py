@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.cluster.state_cache import VersionKey
-from registry.messages.images import ImageHolder
+from registry.messages.images import ImageHolder, LinkPeer
 from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
 
@@ -92,6 +92,14 @@ class FetchVersionAction:
     key: VersionKey
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareLinksAction:
+    """Connect the node to these peers before a cast needs it."""
+
+    node: str
+    peers: tuple[LinkPeer, ...]
+
+
 Action = (
     StartAction
     | FailStartAction
@@ -100,4 +108,5 @@ Action = (
     | UnpinAction
     | DropAction
     | FetchVersionAction
+    | PrepareLinksAction
 )

@@ -19,9 +19,7 @@ from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
-from rdmacast.cast.watch_link import Watcher
 from rdmacast.errors import CastError
-from rdmacast.transports.connector import Connector
 from registry.clock import Clock
 from registry.errors import RegistryError
 from registry.images.manifest import UNIT_BYTES, Manifest, block_bytes, layer_borders, min_blocks
@@ -38,8 +36,7 @@ class CastContext:
     """Dependencies of casts. `publish` receives each CastProgress."""
 
     node: str
-    connector: Connector
-    watcher: Watcher
+    links: CastLinks
     counters: Counters
     clock: Clock
     publish: Callable[[CastProgress], None]
@@ -134,7 +131,7 @@ class _CastFetch:
             spec,
             "" if spec.is_pull else context.node,
             target.writer.view,
-            links=CastLinks(connector=context.connector, watcher=context.watcher),
+            links=context.links,
             hooks=BlockHooks(
                 check=self._check,
                 check_bytes=UNIT_BYTES,

@@ -19,6 +19,7 @@ from rdmacast.transports.cuda_ipc.cupy_driver import CupyDriver
 from rdmacast.transports.cuda_ipc.driver import IpcDriver
 from rdmacast.transports.cuda_ipc.exporter import CudaIpcExporter
 from rdmacast.transports.cuda_ipc.transport import CudaIpcTransport
+from rdmacast.transports.kept_links import KeptLinks
 from rdmacast.transports.nixl.exporter import NixlExporter
 from rdmacast.transports.nixl.node import NixlNode, open_nixl
 from rdmacast.transports.nixl.transport import NixlTransport
@@ -142,7 +143,13 @@ def make_connector(settings: Settings, root: Path, opened: CastTransports) -> Co
         absent["tcp"] = "--require-rdma"
     else:
         transports.append(TcpTransport(secret, link_rate_bytes_s=settings.link_rate_bytes_s, tls=tls))
-    return Connector(settings.host_id, transports, absent=absent, port_rate=_port_rate(settings, opened))
+    return Connector(
+        settings.host_id,
+        transports,
+        absent=absent,
+        port_rate=_port_rate(settings, opened),
+        kept=KeptLinks(),
+    )
 
 
 def _port_rate(settings: Settings, opened: CastTransports) -> LinkRate | None:

@@ -10,7 +10,7 @@ from typing import Self, TypeGuard
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.hooks import BlockHooks
 from rdmacast.cast.spec import CastSpec
-from rdmacast.errors import CastError, NotShared
+from rdmacast.errors import CastError, LinkClosed, NotShared
 from rdmacast.plan_slot import PlanSlot
 from rdmacast.transport import CheckingLink, Link, OnStart, SlottedLink, TransportChoice
 from rdmacast.transports.connector import Connector, PeerLinks
@@ -71,15 +71,17 @@ class BlockReads:
             link = None
             try:
                 link = await self._links.get(source)
-                return ReceivedBlock(
-                    link.transport, await self._read_over(link, offset, into, on_start, slot)
-                )
+                damaged = await self._read_over(link, offset, into, on_start, slot)
+                self._links.prove(source)
+                return ReceivedBlock(link.transport, damaged)
             except NotShared as error:
                 if link is None:
                     raise
                 logger.info("%s; trying another transport", error)
                 self._links.avoid(source, link)
-            except CastError:
+            except CastError as error:
+                if isinstance(error, LinkClosed) and self._links.may_renew(source, link):
+                    continue
                 if link is not None or not self._spec.is_pull:  # a pull dials each source once
                     self._links.forget(source, link)
                 raise

@@ -1,12 +1,19 @@
 """What a cast uses from its caller: links to the other nodes, and hooks for each block."""
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from rdmacast.cast.watch_link import Watcher
-from rdmacast.transport import Check
+from rdmacast.errors import CastError
+from rdmacast.transport import Check, PeerAddress
 from rdmacast.transports.connector import Connector
+
+logger = logging.getLogger(__name__)
+
+_MAX_PREPARING = 8  # connections that are opened at once
 
 OnBlock = Callable[[int, int], None]
 Prepare = Callable[[int, int], object]
@@ -18,6 +25,27 @@ class CastLinks:
 
     connector: Connector
     watcher: Watcher
+
+    async def prepare(self, peers: Sequence[PeerAddress]) -> None:
+        """Connect to peers before a cast needs them; one that cannot be reached is left out."""
+        turns = asyncio.Semaphore(_MAX_PREPARING)
+
+        async def connect(peer: PeerAddress) -> None:
+            async with turns:
+                try:
+                    await self.connector.prepare(peer)
+                    await self.watcher.prepare(peer)
+                except CastError as error:
+                    logger.info("%s: no link was prepared: %s", peer.url, error)
+
+        async with asyncio.TaskGroup() as group:
+            for peer in peers:
+                group.create_task(connect(peer))
+
+    async def aclose(self) -> None:
+        """Close the connections that are kept."""
+        await self.connector.aclose()
+        await self.watcher.aclose()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

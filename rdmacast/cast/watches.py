@@ -67,7 +67,7 @@ class Watches:
     async def _watch(self, peer: int) -> None:
         """Watch a peer until it is lost."""
         plan = self._spec.plan
-        for _ in range(_MAX_WATCHES):
+        for number in range(_MAX_WATCHES):
             try:
                 opening = self._watcher.watch(
                     plan.members[peer].peer,
@@ -86,8 +86,9 @@ class Watches:
                 break
             finally:
                 self._open.pop(peer, None)
-            # A peer that reported and can be reached lives: only the connection broke.
-            if not isinstance(reason, LinkClosed) or peer not in self._epochs:
+            # A peer that reported and can be reached lives: only the connection broke. A kept connection may
+            # have broken unnoticed before the first watch.
+            if not isinstance(reason, LinkClosed) or (number and peer not in self._epochs):
                 break
         del self._tasks[peer]
         self._on_lost(peer, reason, self._epochs.get(peer))

@@ -122,6 +122,10 @@ class MemoryLink:
     def received_bytes(self) -> int:
         return self._received_bytes
 
+    @property
+    def is_reusable(self) -> bool:
+        return not self._closed and not self._reads
+
     async def read_into(
         self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
     ) -> None:
@@ -257,3 +261,9 @@ class MemoryWatcher:
                 yield watch
             finally:
                 watch.close()
+
+    async def prepare(self, peer: PeerAddress) -> None:
+        self._network.check_alive(peer.url)
+
+    async def aclose(self) -> None:
+        pass

@@ -62,6 +62,11 @@ class ClientLink(CastProtocol):
         self._on_closed: list[Callable[[CastError], None]] = []
         self.received_bytes = 0  # of payloads
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the link is open and has no request without a reply."""
+        return self.reason is None and not self._pending
+
     async def greeting(self) -> Greeting:
         """Return the server's greeting. Raises LinkClosed or ProtocolError."""
         return await asyncio.shield(self._greeting)

@@ -134,7 +134,6 @@ class ServerLink(CastProtocol):
         self._exports.close()
         for task in self._tasks.values():
             task.cancel()
-        self._context.detectors.forget(self)
         self._events.on_close(self)
 
     async def finished(self) -> None:
@@ -159,8 +158,13 @@ class ServerLink(CastProtocol):
                 raise ProtocolError(f"{type(frame).__name__} was received from a client")
 
     def _on_report(self, frame: Report) -> None:
+        if frame.id not in self._watches:  # it has ended: its reporter is forgotten
+            return
         self._context.detectors.on_report(
-            self, frame.report, lambda verdict: self.send(Replan(frame.id, verdict)), self._loop.time()
+            (self, frame.id),
+            frame.report,
+            lambda verdict: self.send(Replan(frame.id, verdict)),
+            self._loop.time(),
         )
 
     def _start(self, request: Request) -> None:
@@ -177,7 +181,8 @@ class ServerLink(CastProtocol):
 
     def _on_answered(self, id_: int, task: asyncio.Task[None]) -> None:
         del self._tasks[id_]
-        self._watches.pop(id_, None)
+        if self._watches.pop(id_, None) is not None:
+            self._context.detectors.forget((self, id_))
         # Here and not in the task: one that is cancelled before its first step runs nothing.
         if task.cancelled():
             self.send(Error(id_, ErrorCode.CANCELLED, ""))

@@ -4,6 +4,7 @@
 - `connector`: links to peers
 - `controlled`: the control connection
 - `cuda_ipc`: GPU memory of the same host
+- `kept_links`: links that stay open between casts
 - `nixl`: NIXL agents
 - `queued_link`: links by a queue of reads
 - `shm`: files in shared memory

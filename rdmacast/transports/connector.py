@@ -9,6 +9,7 @@ from rdmacast.errors import CastError, NoTransport
 from rdmacast.link_rate import LinkRate
 from rdmacast.transport import Link, PeerAddress, Transport, TransportChoice
 from rdmacast.transports.choose import choose
+from rdmacast.transports.kept_links import KeptLinks
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +18,8 @@ class Connector:
     """A factory of links, each by the best available transport. The choice is logged.
 
     With `require`, that transport or none. `absent` has the reasons for transports that this node lacks.
-    `port_rate` is the speed of this node's port, None if unknown.
+    `port_rate` is the speed of this node's port, None if unknown. Links that are not used any more stay open
+    in `kept`, if it is given; `aclose` closes them.
     """
 
     def __init__(
@@ -27,7 +29,9 @@ class Connector:
         require: str | None = None,
         absent: Mapping[str, str] | None = None,
         port_rate: LinkRate | None = None,
+        kept: KeptLinks | None = None,
     ) -> None:
+        self._kept = kept
         self.port_rate = port_rate
         self._local_host = local_host
         self._transports = {transport.name: transport for transport in transports}
@@ -51,8 +55,38 @@ class Connector:
         peer.
         """
         logger.info("reading from %s over %s: %s", peer.url, choice.transport, choice.reason)
-        async with self._transports[choice.transport].connect(peer) as link:
+        if self._kept is None:
+            async with self._transports[choice.transport].connect(peer) as link:
+                yield link
+            return
+        link, stack = self._kept.take(peer, choice.transport) or await self._open(peer, choice)
+        try:
             yield link
+        finally:
+            if link.is_reusable:
+                self._kept.put(peer, link, stack)
+            else:
+                await stack.aclose()
+
+    def has_kept(self, peer: PeerAddress, choice: TransportChoice) -> bool:
+        """Return whether `connect` would use a kept link, which may have broken unnoticed."""
+        return self._kept is not None and self._kept.has(peer, choice.transport)
+
+    async def prepare(self, peer: PeerAddress) -> None:
+        """Open a link to a peer and keep it, unless one is kept. Raises as `connect` does."""
+        choice = self.choose(peer)
+        if self._kept is not None and not self.has_kept(peer, choice):
+            self._kept.put(peer, *await self._open(peer, choice))
+
+    async def aclose(self) -> None:
+        """Close the links that are kept."""
+        if self._kept is not None:
+            await self._kept.aclose()
+
+    async def _open(self, peer: PeerAddress, choice: TransportChoice) -> tuple[Link, AsyncExitStack]:
+        stack = AsyncExitStack()
+        link = await stack.enter_async_context(self._transports[choice.transport].connect(peer))
+        return link, stack
 
 
 class PeerLinks:
@@ -66,6 +100,7 @@ class PeerLinks:
         self._links: dict[int, Link] = {}
         self._refused: dict[int, CastError] = {}
         self._without: dict[int, dict[str, str]] = {}
+        self._unproven: set[int] = set()  # with a kept link that has served nothing yet
         self.choices: dict[str, TransportChoice] = {}
 
     async def get(self, source: int) -> Link:
@@ -89,6 +124,8 @@ class PeerLinks:
         without = self._without.setdefault(source, {})
         while True:
             choice = self._connector.choose(peer, without)
+            if self._connector.has_kept(peer, choice):
+                self._unproven.add(source)
             try:
                 link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
                 break
@@ -97,6 +134,21 @@ class PeerLinks:
                 without[choice.transport] = str(error)
         self.choices[peer.url] = choice
         return link
+
+    def prove(self, source: int) -> None:
+        """Note that the link to a source has served."""
+        self._unproven.discard(source)
+
+    def may_renew(self, source: int, link: Link | None) -> bool:
+        """Drop a kept link that failed before it served anything: it broke unnoticed, and not by this use.
+
+        Returns whether it was such a link, so that another one should be tried.
+        """
+        if link is None or source not in self._unproven:
+            return False
+        self._unproven.discard(source)
+        self.forget(source, link)
+        return True
 
     def forget(self, source: int, link: Link | None = None) -> None:
         """Drop a link that has failed, or a failed connect: the next call connects again."""

@@ -40,6 +40,11 @@ class ControlledLink:
     def received_bytes(self) -> int:
         return self._received_bytes
 
+    @property
+    def is_reusable(self) -> bool:
+        """Whether it may be kept; links that hold files or handles of regions are not."""
+        return False
+
     async def aclose(self) -> None:
         await self._link.aclose()
 

@@ -24,6 +24,10 @@ class TcpLink(ControlledLink):
         self._max_read_bytes = max_read_bytes
 
     @property
+    def is_reusable(self) -> bool:
+        return self._link.is_idle
+
+    @property
     def received_bytes(self) -> int:
         return self._link.received_bytes
 

@@ -1,5 +1,7 @@
 """Messages about images: where they are, loading, checking and dropping them (see the table in `node`)."""
 
+from typing import Annotated
+
 import msgspec
 
 from rdmacast.cast.record import CastPlan
@@ -7,6 +9,7 @@ from registry.messages.base import Message
 from registry.records.engine import EngineKind
 
 MAX_CAST_MEMBERS = 4096
+MAX_LINK_PEERS = 32
 
 
 class ImageHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +79,19 @@ class UnpinImage(Message, frozen=True, kw_only=True):
     """A request to unpin the host's copy of the image, which stays like any other copy."""
 
     image: str
+
+
+class LinkPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """The region server of another node: its address and host."""
+
+    cast: str
+    host: str
+
+
+class PrepareLinks(Message, frozen=True, kw_only=True):
+    """A request to connect to peers before a cast needs them; answered when all were tried."""
+
+    peers: Annotated[tuple[LinkPeer, ...], msgspec.Meta(max_length=MAX_LINK_PEERS)]
 
 
 class DropImage(Message, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ of times are in the names.
 | request | replies, in order |
 |---|---|
 | StartInstance | InstanceProgress*, InstanceStarted |
-| StopInstance, DropImage, UnpinImage, CloseFolders | Done |
+| StopInstance, DropImage, UnpinImage, CloseFolders, PrepareLinks | Done |
 | WarmImage | InstanceProgress*, Done |
 | CheckModel | ModelChecked |
 | AddTokenizer | Done |
@@ -44,6 +44,7 @@ from registry.messages.images import (
     ImageRef,
     ModelChecked,
     ModelFolder,
+    PrepareLinks,
     PullModel,
     UnpinImage,
     WarmImage,
@@ -205,6 +206,7 @@ Request = (
     | CloseFolders
     | DropImage
     | UnpinImage
+    | PrepareLinks
     | Generate
     | Compute
     | InvokeHandler

@@ -9,6 +9,7 @@ from benchmarks.harness.rival_nodes import GroupWatcher
 from invoker.base.counters import Counters
 from invoker.loading.cast_fetch import CastContext
 from invoker.loading.loader import LoadSources
+from rdmacast.cast.hooks import CastLinks
 from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport, MemoryWatcher
 from rdmacast.transports.connector import Connector
 from registry.clock import FakeClock
@@ -16,8 +17,7 @@ from registry.clock import FakeClock
 NETWORK = MemoryNetwork()
 CASTS = CastContext(
     node="n0",
-    connector=Connector("h0", [MemoryTransport(NETWORK)]),
-    watcher=MemoryWatcher(NETWORK),
+    links=CastLinks(connector=Connector("h0", [MemoryTransport(NETWORK)]), watcher=MemoryWatcher(NETWORK)),
     counters=Counters(),
     clock=FakeClock(),
     publish=lambda progress: None,
@@ -34,5 +34,5 @@ def test_a_node_with_its_own_disk_takes_part_in_casts_as_ordered(tmp_path: Path,
     assert found.store is not None and found.store.label == "disk"
     assert (found.casts is not None) is takes_casts
     if found.casts is not None:
-        assert isinstance(found.casts.watcher, GroupWatcher)
+        assert isinstance(found.casts.links.watcher, GroupWatcher)
     assert sources_of(StartNode(argv=[], log=""), SOURCES) is SOURCES

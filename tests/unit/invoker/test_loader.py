@@ -15,6 +15,7 @@ from invoker.host_tier.tier import HostTier
 from invoker.loading.cast_fetch import CastContext, from_peers
 from invoker.loading.loader import ImageLoader
 from invoker.loading.partial_image import PartialImage
+from rdmacast.cast.hooks import CastLinks
 from rdmacast.cast.record import CastMember
 from rdmacast.errors import BlocksLost
 from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport, MemoryWatcher
@@ -166,8 +167,9 @@ async def test_a_peer_from_which_nothing_comes_is_given_up(tmp_path: Path) -> No
     sound_at = network.add(PeerAddress(url="tcp://sound:1", host="b"), {image.digest: complete})
     context = CastContext(
         node="z",
-        connector=Connector("z", [MemoryTransport(network, name="tcp")]),
-        watcher=MemoryWatcher(network),
+        links=CastLinks(
+            connector=Connector("z", [MemoryTransport(network, name="tcp")]), watcher=MemoryWatcher(network)
+        ),
         counters=Counters(),
         clock=SystemClock(),
         publish=lambda progress: None,
