@@ -8,6 +8,8 @@ these is `limit_s`, what a link needs for the size.
 One record per planner, block count, node count and source count, and per peer (`gloo`, `mpi`, `nixl`; one
 source):
 median_s         from the start of the first process until the last target holds the image
+first_block_s    until the first target holds its first block; first_block_of_last_s: until all have one
+                 (ours only; `round_trip_s` of the record `link` is that of one byte)
 first_full_s     until the first target does; skew_s is the time between the two
 first_pipeline_s until one target of each sub-group holds the chunk with which its sub-group starts: these
                  targets can then serve together (ours only)
@@ -65,6 +67,8 @@ from rdmacast.plan.planners.automatic import choose_planner, default_link_facts,
 from rdmacast.plan.planners.catalog import PLANNERS
 
 AUTO = "auto"
+FRESH = "fresh"
+_TRIPS = 5
 
 
 def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
@@ -75,6 +79,7 @@ def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> li
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder(Path(tempfile.gettempdir())))
         testbed = stack.enter_context(Testbed(nodes, shape))
+        round_trip_s = min(testbed.link_rate(0, 1, 1).seconds for _ in range(_TRIPS))
         stack.enter_context(print_logs_on_error(folder))
         contenders = list(start_contenders(stack, testbed, nodes, args, folder))
         # A sequential cast takes one copy per target; allow twice that.
@@ -85,7 +90,7 @@ def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> li
     limit_s = min(copy.seconds for copy in turns.copies)
     links = {"rate_bytes_s": args.rate, "mtu": shape.mtu, "burst_bytes": shape.burst_bytes, **common}
     setting = RunSetting(nodes=nodes, nbytes=args.size, limit_s=limit_s, slow=slow, common=links)
-    return [link_record(turns.copies, setting), *records(turns, setting)]
+    return [link_record(turns.copies, setting, round_trip_s), *records(turns, setting)]
 
 
 def start_contenders(
@@ -109,23 +114,27 @@ def start_contenders(
 
 
 def hypercast_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator[MulticastContender]:
-    for sources, planner in product(args.sources, args.planner):
+    for sources, planner, links in product(args.sources, args.planner, args.links):
         if sources >= nodes:
             continue
+        suffix = f"-{FRESH}" if links == FRESH else ""
         if planner == AUTO:
             usual = default_link_facts(
                 "tcp"
             )  # includes the cost of request, check and announcement of a block
             facts = replace(usual, bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
-            task = task_of(args, chosen.planner, chosen.blocks, sources)
-            yield MulticastContender(AUTO, crew, nodes, task, reason=chosen.reason)
+            task = task_of(args, chosen.planner, chosen.blocks, sources, links)
+            yield MulticastContender(AUTO + suffix, crew, nodes, task, reason=chosen.reason)
             continue
         for blocks in args.blocks if planner not in COPIES else (1,):
-            yield MulticastContender(planner, crew, nodes, task_of(args, planner, blocks, sources))
+            task = task_of(args, planner, blocks, sources, links)
+            yield MulticastContender(planner + suffix, crew, nodes, task)
 
 
-def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int) -> MulticastTask:
+def task_of(
+    args: argparse.Namespace, planner: str, blocks: int, sources: int, links: str = "kept"
+) -> MulticastTask:
     in_slots = (
         not args.loose and args.transport == "tcp" and uses_slots(planner, args.size / blocks, args.rate)
     )
@@ -136,6 +145,7 @@ def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int) -
         window=args.window,
         in_slots=in_slots,
         link_bytes_s=int(args.rate) if args.transport == "tcp" else 0,
+        fresh_links=links == FRESH,
     )
 
 
@@ -189,6 +199,8 @@ def add_cast_options(parser: argparse.ArgumentParser) -> None:
     add("--planner", type=some_of(planners), default="binomial,chain,tree", help=f"of {', '.join(planners)}")
     add("--blocks", type=comma_list(at_least(1)), default="128", help="blocks per cast, such as 64,128")
     add("--loose", action="store_true", help="let pipelines of coarse blocks run ahead of their steps")
+    links = some_of(("kept", FRESH))
+    add("--links", type=links, default="kept", help="kept: open between casts; fresh: opened by each cast")
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
     add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
     add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")

@@ -11,7 +11,7 @@ class MulticastTask(msgspec.Struct, frozen=True, kw_only=True):
 
     `window` is how many blocks a node pulls concurrently; with `in_slots` they are pulled one at a time, in
     the order of the plan's steps. `link_bytes_s` is the links' rate if the nodes know it, else 0. `leaves`
-    names the leaf switch of each node, if the nodes know it.
+    names the leaf switch of each node, if the nodes know it. With `fresh_links` nodes connect for each cast.
     """
 
     planner: str
@@ -21,6 +21,7 @@ class MulticastTask(msgspec.Struct, frozen=True, kw_only=True):
     in_slots: bool = False
     link_bytes_s: int = 0
     leaves: list[str] = msgspec.field(default_factory=list)
+    fresh_links: bool = False
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):

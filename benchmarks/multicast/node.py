@@ -41,7 +41,9 @@ from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
+from rdmacast.transport import PeerAddress
 from rdmacast.transports.connector import Connector
+from rdmacast.transports.kept_links import KeptLinks
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
 from registry.images.manifest import UNIT_BYTES
@@ -60,8 +62,10 @@ class MulticastNode:
         transports = (
             [TcpTransport(SECRET)] if folder is None else [ShmTransport(SECRET, executor=self._executor)]
         )
-        self._connector = Connector(host, transports)
-        self._watcher = RegionWatcher(SECRET)
+        self._kept_links = CastLinks(
+            connector=Connector(host, transports, kept=KeptLinks()), watcher=RegionWatcher(SECRET, keeps=True)
+        )
+        self._fresh_links = CastLinks(connector=Connector(host, transports), watcher=RegionWatcher(SECRET))
         self._folder = folder
         self._held = ImageBuffer(self._allocate)
         self._order: PrepareImage | None = None
@@ -82,6 +86,9 @@ class MulticastNode:
         assert order.task is not None
         if self._order is not None:
             await self._server.withdraw(self._order.cast)
+        if not order.task.fresh_links:  # as when nodes join
+            peers = [PeerAddress(url=node.url, host=node.host) for node in order.nodes]
+            await self._kept_links.prepare([one for rank, one in enumerate(peers) if rank != self._rank])
         is_source = self._rank < order.task.sources
         self._held.prepare(order.nbytes, order.seed, source=is_source)
         path = str(self._path_of(self._rank)) if self._folder else None
@@ -119,7 +126,7 @@ class MulticastNode:
             spec,
             str(self._rank),
             self._held.image.data,
-            links=CastLinks(connector=self._connector, watcher=self._watcher),
+            links=self._fresh_links if task.fresh_links else self._kept_links,
             hooks=BlockHooks(
                 check=lambda offset, view: mismatched_units(order.units, offset, view),
                 check_bytes=UNIT_BYTES,

@@ -44,11 +44,14 @@ def records(turns: TurnResults, setting: RunSetting) -> list[dict[str, Any]]:
     return [row for row in rows if row["name"] != "mpi"] + ([best_of(ranks)] if ranks else [])
 
 
-def link_record(copies: Sequence[LinkMeasurement], setting: RunSetting) -> dict[str, Any]:
-    """Return the record of the plain copies over one link."""
+def link_record(
+    copies: Sequence[LinkMeasurement], setting: RunSetting, round_trip_s: float = 0.0
+) -> dict[str, Any]:
+    """Return the record of the plain copies over one link, and of its round trip if that was measured."""
     params = {"nodes": setting.nodes, "sources": 1, **setting.common}
+    trips = {"round_trip_s": round_trip_s} if round_trip_s else {}
     seconds, rate = [copy.seconds for copy in copies], setting.nbytes / setting.limit_s
-    return timed("link", params, seconds, setting.limit_s, bytes_per_s=rate)
+    return timed("link", params, seconds, setting.limit_s, bytes_per_s=rate, **trips)
 
 
 def plan_of(task: MulticastTask, nodes: int, nbytes: int) -> TransferPlan:
@@ -155,6 +158,7 @@ def _details(contender: MulticastContender) -> dict[str, Any]:
     details: dict[str, Any] = {"algorithm": contender.algorithm} if contender.algorithm else {}
     if contender.task is not None:
         details |= {"blocks": contender.task.blocks, "window": contender.task.window}
+        details |= {"links": "fresh"} if contender.task.fresh_links else {}
     return details | ({"reason": contender.reason} if contender.reason else {})
 
 
@@ -174,6 +178,8 @@ def _of_plan(
     links = LinkModel(bytes_per_s=setting.nbytes / setting.limit_s, slow=setting.slow, in_flight=task.window)
     simulated = simulate(plan, links, setting.nbytes / plan.shape.blocks)
     return {
+        "first_block_s": statistics.median(min(map(min, run.arrived_s)) for run in runs),
+        "first_block_of_last_s": statistics.median(max(map(min, run.arrived_s)) for run in runs),
         "first_pipeline_s": statistics.median(first_pipeline_s(plan, run.arrived_s) for run in runs),
         "block_quantiles_s": quantiles(chain.from_iterable(_median_run(runs).arrived_s), 100),
         "simulated_s": simulated.seconds,
