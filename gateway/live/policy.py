@@ -6,8 +6,8 @@ from math import inf
 from registry.records.live import LiveMode, LiveRecord
 
 _MODES = (LiveMode.PIPELINE, LiveMode.ZIGZAG)  # of equals the pipeline: it takes nothing from ready instances
-# How much sooner it must be: forecasts leave out what hops, openings and moves take of busy processors. With 1.1
-# the code trace missed more targets than without live serving (benchmarks/results/trace-live-gain-*.json).
+# How much sooner it must be: forecasts leave out what hops, openings and moves take of busy processors. With
+# 1.1 the code trace misses more targets than without live serving (benchmarks/results/trace-live-gain-*).
 _GAIN = 1.5
 
 
