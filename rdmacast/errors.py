@@ -4,6 +4,7 @@ CastError
 ├── PeerAuthError         the peer does not have the cluster's secret
 ├── ProtocolError     the peer broke the wire format or a bound
 ├── LinkClosed        the connection is closed; pending reads end with this
+│   └── PeerUnreachable   no connection could be opened
 ├── RegionGone        the peer does not hold (or no longer holds) the region
 │   └── NotShared     the peer holds it, but not in a file or memory that this process can open
 ├── NoTransport       no transport can serve the pair of nodes (or not the required one)
@@ -27,6 +28,10 @@ class ProtocolError(CastError):
 
 class LinkClosed(CastError):
     """The connection to the peer is closed."""
+
+
+class PeerUnreachable(LinkClosed):
+    """No connection to the peer could be opened."""
 
 
 class RegionGone(CastError):

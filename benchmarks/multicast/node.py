@@ -33,7 +33,7 @@ from benchmarks.multicast.messages import (
 )
 from benchmarks.multicast.rank import Bytes, ImageBuffer
 from rdmacast.cast.hooks import BlockHooks, CastLinks
-from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.record import NO_TIER, CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
@@ -162,12 +162,15 @@ def cast_spec(
     blocks: int,
     urls: Sequence[str],
     hosts: Sequence[str],
+    sources: Sequence[int],
     leaves: Sequence[str] = (),
     **options: Any,
 ) -> CastSpec:
     """Return a cast of blocks of whole units from the sources to the other nodes."""
     members = tuple(
-        CastMember(node=str(rank), host=host, address=url, leaf=leaf)
+        CastMember(
+            node=str(rank), host=host, address=url, leaf=leaf, tier="host" if rank in sources else NO_TIER
+        )
         for rank, (url, host, leaf) in enumerate(zip(urls, hosts, leaves or [""] * len(urls), strict=True))
     )
     plan = CastPlan(
@@ -177,6 +180,7 @@ def cast_spec(
         block_bytes=block_bytes(nbytes, blocks),
         members=members,
         planned=len(members),
+        sources=tuple(sources),
         **options,
     )
     return CastSpec(plan=plan)

@@ -10,7 +10,7 @@ from typing import Self, TypeGuard
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.hooks import BlockHooks
 from rdmacast.cast.spec import CastSpec
-from rdmacast.errors import CastError, LinkClosed, NotShared
+from rdmacast.errors import CastError, LinkClosed, NotShared, PeerUnreachable
 from rdmacast.plan_slot import PlanSlot
 from rdmacast.transport import CheckingLink, Link, OnStart, SlottedLink, TransportChoice
 from rdmacast.transports.connector import Connector, PeerLinks
@@ -61,7 +61,7 @@ class BlockReads:
     ) -> ReceivedBlock:
         """Fill the block's place in the buffer, in its slot if it has one.
 
-        Raises CastError, and what the hooks raise.
+        Raises CastError (PeerUnreachable if there is no link), and what the hooks raise.
         """
         offset, nbytes = self._spec.extent(block)
         into, prepare = self._buffer[offset : offset + nbytes], self._hooks.prepare
@@ -84,6 +84,8 @@ class BlockReads:
                     continue
                 if link is not None or not self._spec.is_pull:  # a pull dials each source once
                     self._links.forget(source, link)
+                if link is None and isinstance(error, LinkClosed):
+                    raise PeerUnreachable(str(error)) from error
                 raise
 
     async def _read_over(

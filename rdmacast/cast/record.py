@@ -6,6 +6,8 @@ from rdmacast.plan.topology import NodeTopology, is_flat
 from rdmacast.protocol.pull_report import MAX_CAST_BYTES, MAX_SLOW
 from rdmacast.transport import PeerAddress
 
+NO_TIER = "none"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastMember:
@@ -19,7 +21,7 @@ class CastMember:
     node: str
     host: str
     address: str
-    tier: str = "none"
+    tier: str = NO_TIER
     epoch: int = 0
     joined_at: float = 0.0
     leaf: str = ""

@@ -18,7 +18,7 @@ from rdmacast.cast.session_actions import Action, DropPull, PublishBitfield, Req
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watches import Watches
-from rdmacast.errors import CastError
+from rdmacast.errors import CastError, PeerUnreachable
 from rdmacast.protocol.pull_report import StragglerVerdict
 from rdmacast.server.region import GrowingRegion
 
@@ -72,8 +72,8 @@ class Cast:
             in_slots=bool(self._slots),
             settings=(settings or SessionSettings()).for_links(spec.block_s),
         )
-        if spec.is_pull:
-            self._session.presume(spec.plan.sources)
+        if self._node not in spec.plan.sources:  # the first pulls wait for no bitfield
+            self._session.presume(spec.holders)
         self._replanner = Replanner(spec, self._node)
         self._tally = CastTally()
         self._pulls: dict[int, asyncio.Task[ReceivedBlock]] = {}
@@ -295,12 +295,19 @@ class Cast:
             self._tally.failed += 1
             self._failures[peer] = str(error) or type(error).__name__
             self._step(lambda now_s: self._session.on_failed(pull.number, now_s))
+            # No watch of a presumed holder reports its loss.
+            if isinstance(error, PeerUnreachable) and self._is_presumed(pull.source):
+                self._on_peer_lost(pull.source, error, None)
         elif error is not None:
             self._end_with(error)
         elif task.result().units:
             self._on_damaged(pull, task.result())
         else:
             self._step(partial(self._on_arrived, pull, task.result().transport))
+
+    def _is_presumed(self, peer: int) -> bool:
+        """Return whether the peer was taken to hold everything, and has reported nothing since."""
+        return peer in self._spec.holders and not self._watches.is_open(peer)
 
     def _on_damaged(self, pull: StartPull, arrived: ReceivedBlock) -> None:
         peer, units = self._name(pull.source), arrived.units

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from rdmacast.bitfield import MAX_BLOCKS
-from rdmacast.cast.record import CastPlan
+from rdmacast.cast.record import NO_TIER, CastPlan
 from rdmacast.plan.plan import CastShape
 from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.planners.own_part import Order
@@ -61,6 +61,13 @@ class CastSpec:
             if member.node == name:
                 return index
         raise ValueError(f"no node {name!r} is in cast {self.plan.cast_id}")
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The sources that hold everything from the start; others still read it from the store."""
+        if self.is_pull:
+            return self.plan.sources
+        return tuple(one for one in self.plan.sources if self.plan.members[one].tier != NO_TIER)
 
     def extent(self, block: int) -> tuple[int, int]:
         """Return (offset, size) of a block in the region."""

@@ -45,6 +45,10 @@ class Watches:
     def tasks(self) -> list[asyncio.Task[None]]:
         return list(self._tasks.values())
 
+    def is_open(self, peer: int) -> bool:
+        """Return whether the peer is watched."""
+        return peer in self._open
+
     def request_have(self, peer: int, number: int) -> None:
         """Request the peer's bitfield. A request survives the connection."""
         self._requested[peer] = number

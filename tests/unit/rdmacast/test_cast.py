@@ -35,6 +35,26 @@ async def test_each_block_comes_from_its_planned_source(late: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("planner", ["binomial", "chain", "multi-chain"])
+async def test_sources_that_hold_everything_are_not_asked_first(kind: str, planner: str) -> None:
+    async with make_rig(kind, 5, 2, planner, tier="host") as rig:
+        rig.start()
+        reports = await rig.reports()
+        assert {report.state for report in reports} == {"complete"}
+        assert all(not report.faults.failed and not report.faults.lost for report in reports)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_source_that_lost_its_copy_is_left_for_another(kind: str) -> None:
+    async with make_rig(kind, 4, 2, tier="host") as rig:
+        await rig.kill(0)
+        rig.start(2, 3)
+        reports = await rig.reports()
+        assert {report.state for report in reports} == {"complete"}
+        assert set(reports[0].faults.lost) == {"n0"} and reports[0].faults.failed <= 3  # one window
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_domains_receive_different_blocks_and_gather_inside(kind: str) -> None:
     places = [("a", "s"), ("a", "s"), ("a", "x"), ("a", "x"), ("b", "y"), ("b", "y")]
     async with make_rig(kind, 6, 2, "multi-chain", places=places) as rig:
