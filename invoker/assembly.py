@@ -5,7 +5,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.attach import AttachServer, socket_path
 from invoker.loading.cast_fetch import CastContext
+from invoker.loading.disk_cache import DiskCache, DiskWriter
 from invoker.loading.engine_images import EngineImages
 from invoker.loading.fetch_order import LoadSources
 from invoker.loading.image_checks import ImageChecks
@@ -61,6 +62,7 @@ from rdmacast.address import TcpAddress, parse_url
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.hooks import CastLinks
 from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.link_rate import LinkRate
 from rdmacast.protocol.tls import NodeTls
 from rdmacast.server.region_server import RegionServer
 from registry.channel.client import Channel, ChannelServer
@@ -114,6 +116,8 @@ class _Images:
     published: PublishedImages
     loader: ImageLoader
     checks: ImageChecks
+    disk: DiskCache | None
+    disk_writer: DiskWriter | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +175,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         quarantined_bytes=casting.transports.quarantined_bytes,
         changed=accounting.publisher.node_changed,
         links=casting.links,
+        disk=images.disk,
         port_rate=casting.links.connector.port_rate,
         engines=(EngineKind.NATIVE, *((EngineKind.VLLM,) if vllm is not None else ())),
     )
@@ -199,8 +204,12 @@ def _start_checks(
         changed()
         await images.published.withdraw(image)
 
-    checking = images.checks.run(lambda: images.loader.is_loading or instances.is_starting, reject)
-    stack.callback(asyncio.create_task(checking, name="image checks").cancel)
+    def is_busy() -> bool:
+        return images.loader.is_loading or instances.is_starting
+
+    stack.callback(asyncio.create_task(images.checks.run(is_busy, reject), name="image checks").cancel)
+    if images.disk_writer is not None:
+        stack.callback(asyncio.create_task(images.disk_writer.run(is_busy), name="disk tier").cancel)
 
 
 async def _open_images(
@@ -210,18 +219,49 @@ async def _open_images(
     device_cache = DeviceCache(
         memory.arena, setup.settings.keep_hot_s, setup.clock, changed, memory.tier.touch
     )
-    checks = ImageChecks(memory.tier, accounting.counters, settle_s=setup.settings.checks_settle_s)
+    disk = _open_disk(setup, casting, stack)
+    writer = None if disk is None else DiskWriter(disk, memory.tier, changed)
+    checks = ImageChecks(
+        memory.tier,
+        accounting.counters,
+        settle_s=setup.settings.checks_settle_s,
+        on_verified=(lambda image, inode: None) if writer is None else writer.add,
+    )
     published = PublishedImages(
         casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer, checks.add
     )
     stack.callback(published.close)
-    sources = await _load_sources(setup, casting, accounting, device_cache)
+    sources = replace(await _load_sources(setup, casting, accounting, device_cache), disk=disk)
     loader = ImageLoader(
         setup.limit_sources(sources), memory.tier, published, accounting.counters, changed, checks.add
     )
     return _Images(
-        arena=memory.arena, device_cache=device_cache, published=published, loader=loader, checks=checks
+        arena=memory.arena,
+        device_cache=device_cache,
+        published=published,
+        loader=loader,
+        checks=checks,
+        disk=disk,
+        disk_writer=writer,
     )
+
+
+def _open_disk(setup: NodeSetup, casting: _Casting, stack: AsyncExitStack) -> DiskCache | None:
+    """Open the disk tier if there is one. Raises SettingsError."""
+    settings = setup.settings
+    if not settings.disk_cache_bytes:
+        return None
+    folder = settings.disk_cache_dir / setup.config.cluster_id / settings.host_id
+    port, capped = casting.links.connector.port_rate, settings.link_rate_bytes_s
+    link_bytes_s = capped or (LinkRate() if port is None else port).bytes_per_s
+    try:
+        disk = DiskCache(folder, settings.disk_cache_bytes, link_bytes_s)
+    except OSError as error:
+        raise SettingsError(
+            f"--disk-cache-dir {settings.disk_cache_dir}: {error.strerror or error}"
+        ) from error
+    stack.callback(disk.close)
+    return disk
 
 
 def _instance_context(

@@ -21,6 +21,7 @@ from invoker.instances.manager import Instances
 from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
+from invoker.loading.disk_cache import DiskCache
 from invoker.loading.loader import ImageLoader
 from invoker.loading.progress import LayerReports, ProgressThrottle
 from invoker.loading.published import PublishedImages
@@ -103,6 +104,7 @@ class NodeDependencies:
     quarantined_bytes: Callable[[], int]
     changed: Callable[[], None]
     links: CastLinks
+    disk: DiskCache | None
     port_rate: LinkRate | None
     engines: tuple[EngineKind, ...]
 
@@ -311,8 +313,13 @@ class Node:
         elif request.tier == Tier.HOST:
             dependencies.published.release_mapping(request.image)
             dropped = await run_in_thread(dependencies.tier.evict, request.image)
+        elif request.tier == Tier.DISK:
+            disk = dependencies.disk
+            dropped = disk is not None and await run_in_thread(disk.drop, request.image)
         else:
-            raise RemoteError("bad_request", f"images can be dropped from gpu or host, not {request.tier!r}")
+            raise RemoteError(
+                "bad_request", f"images can be dropped from gpu, host or disk, not {request.tier!r}"
+            )
         dependencies.changed()
         yield Acknowledged(detail="dropped" if dropped else "in use, or not cached")
 
@@ -361,13 +368,19 @@ class Node:
         dependencies = self._dependencies
         on_device = {one.image: one for one in dependencies.device_cache.complete()}
         wall_s, now_s = dependencies.clock.wall_s(), dependencies.clock.monotonic_s()
+        on_disk = {} if dependencies.disk is None else {one.digest: one for one in dependencies.disk.images()}
         holdings = []
         for image in dependencies.tier.images():
-            device_image = on_device.pop(image.digest, None)
+            device_image, disk_image = on_device.pop(image.digest, None), on_disk.pop(image.digest, None)
+            tiers = (
+                *((Tier.GPU,) if device_image is not None else ()),
+                Tier.HOST,
+                *((Tier.DISK,) if disk_image is not None else ()),
+            )
             holdings.append(
                 CachedImage(
                     image=image.digest,
-                    tiers=(Tier.HOST,) if device_image is None else (Tier.GPU, Tier.HOST),
+                    tiers=tiers,
                     bytes=image.nbytes,
                     last_used_at=image.last_used_at,
                     pinned=image.kept,
@@ -376,9 +389,15 @@ class Node:
         for device_image in on_device.values():
             used_at = wall_s - (now_s - device_image.last_used_s)
             nbytes = device_image.region.nbytes
+            disk_image = on_disk.pop(device_image.image, None)
+            tiers = (Tier.GPU,) if disk_image is None else (Tier.GPU, Tier.DISK)
             holdings.append(
-                CachedImage(image=device_image.image, tiers=(Tier.GPU,), bytes=nbytes, last_used_at=used_at)
+                CachedImage(image=device_image.image, tiers=tiers, bytes=nbytes, last_used_at=used_at)
             )
+        holdings += [
+            CachedImage(image=one.digest, tiers=(Tier.DISK,), bytes=one.nbytes, last_used_at=one.last_used_at)
+            for one in on_disk.values()
+        ]
         return tuple(sorted(holdings, key=lambda holding: holding.image))
 
 

@@ -61,6 +61,7 @@ _SAME = (
         "log_level",
         "vllm_memory_bytes",
         "no_vllm_preload",
+        "disk_cache_bytes",
     ),
 )
 
@@ -106,6 +107,8 @@ class Settings:
     vllm_python: Path | None = None
     vllm_memory_bytes: int | None = None
     no_vllm_preload: bool = False
+    disk_cache_bytes: int | None = None
+    disk_cache_dir: Path = Path()
     leaf: str = ""
     scale_up_domain: str = ""
     checks_settle_s: float = 5.0  # without a start, before the check of a whole image begins
@@ -144,6 +147,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
         secret=_secret(options.secret_file or secret_beside(redis_url), environ),
         node_id=_name("--node-id", options.node_id or f"{host_id[:50]}-{os.getpid()}"),
         host_id=host_id,
+        disk_cache_dir=(options.disk_cache_dir or _default_disk_cache(environ)).expanduser().absolute(),
         leaf=_name("--leaf", options.leaf) if options.leaf else "",
         scale_up_domain=_name("--scale-up-domain", options.scale_up_domain)
         if options.scale_up_domain
@@ -202,6 +206,11 @@ def _secret(path: Path | None, environ: Mapping[str, str]) -> Secret:
         return cluster_secret(path, environ)
     except (InvalidRecord, OSError) as error:
         raise SettingsError(str(error)) from error
+
+
+def _default_disk_cache(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "hypercast" / "images"
 
 
 def _name(flag: str, text: str) -> str:

@@ -120,20 +120,25 @@ def warm_command(name: str, nodes: int | None, on: tuple[str, ...], form: str, c
     note(f"{name} is in host memory")
 
 
+_PLACES = {"gpu": "gpu memory", "host": "host memory", "disk": "the disk tier"}
+
+
 @click.command("evict")
 @click.argument("name")
 @click.option(
     "--tier",
-    type=click.Choice(["gpu", "host"]),
+    type=click.Choice(["gpu", "host", "disk"]),
     default="host",
     show_default=True,
-    help="Memory to drop it from.",
+    help="Where to drop it.",
 )
 @_ON
 @output_option
 @client_options
 def evict_command(name: str, tier: str, on: tuple[str, ...], form: str, client: Client) -> None:
-    """Drop a function's idle image from GPU or host memory. The cluster keeps one copy in host memory.
+    """Drop a function's idle image from GPU memory, host memory or the disk tier.
+
+    The cluster keeps one copy in host memory.
 
     \b
     Examples:
@@ -146,15 +151,15 @@ def evict_command(name: str, tier: str, on: tuple[str, ...], form: str, client: 
     if before is None or after is None:
         if form in ("json", "csv"):
             emit_record({"name": name, "tier": tier, "dropped": None, "kept": None}, form)
-        note(f"{name}: dropped what was idle from {tier} memory")
+        note(f"{name}: dropped what was idle from {_PLACES[tier]}")
         return
     dropped = sorted(set(before) - set(after))
     kept = sorted(node for node in after if not on or node in on)
     if form in ("json", "csv"):
         emit_record({"name": name, "tier": tier, "dropped": dropped, "kept": kept}, form)
-    # Nodes of one host share its copy in host memory.
-    copies = len({before[node] for node in dropped}) if tier == "host" else len(dropped)
-    text = f"{name}: dropped {copies} {'copy' if copies == 1 else 'copies'} from {tier} memory"
+    # Nodes of one host share its copy in host memory and on the disk.
+    copies = len(dropped) if tier == "gpu" else len({before[node] for node in dropped})
+    text = f"{name}: dropped {copies} {'copy' if copies == 1 else 'copies'} from {_PLACES[tier]}"
     if kept:
         reason = "in use" if tier == "gpu" else "in use, or the cluster's last copy"
         text += f" (kept on {', '.join(kept)}: {reason})"

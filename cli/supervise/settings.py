@@ -101,6 +101,7 @@ class UpSettings:
                 device=device,
                 redis_url=joined.redis_url,
                 secret_file=joined.secret_file,
+                disk_cache_dir=self.options.disk_cache_dir or self.data_dir / "disk-cache",
                 threads=max(1, self.cores // self.nodes),
                 nodes_hint=self.nodes,
             )

@@ -330,7 +330,7 @@ class ClusterControl:
         for node in nodes:
             for holding in node.holdings:
                 if holding.image in images and wanted in holding.tiers:
-                    place = node.host if wanted is Tier.HOST else node.id
+                    place = node.id if wanted is Tier.GPU else node.host
                     copies.setdefault((place, holding.image), []).append(node.id)
         try:
             for (_, image), sharers in copies.items():

@@ -318,6 +318,11 @@ def _node_counters(view: Snapshot) -> Iterator[Metric]:
         "Bytes of images that nodes read from disk or the store.",
         labels=("node",),
     )
+    disk_cache = CounterMetricFamily(
+        "hypercast_disk_cache_read_bytes",
+        "Bytes of images that nodes read from their disk tier.",
+        labels=("node",),
+    )
     casts = CounterMetricFamily(
         "hypercast_cast_bytes",
         "Bytes of images that nodes received from other nodes.",
@@ -327,10 +332,13 @@ def _node_counters(view: Snapshot) -> Iterator[Metric]:
         node, counters = up.record.id, up.record.counters
         if "disk_read_bytes" in counters:
             disk.add_metric((node,), counters["disk_read_bytes"])
+        if "disk_cache_read_bytes" in counters:
+            disk_cache.add_metric((node,), counters["disk_cache_read_bytes"])
         for counter, nbytes in counters.items():
             if counter.startswith(_BY_TRANSPORT):
                 casts.add_metric((node, counter.removeprefix(_BY_TRANSPORT)), nbytes)
     yield disk
+    yield disk_cache
     yield casts
     for name, what in _NODE_GAUGES.items():
         gauge = GaugeMetricFamily(f"hypercast_{name}", what, labels=("node",))

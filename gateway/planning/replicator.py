@@ -92,6 +92,7 @@ class Replicator:
                 self._keep(image, owners[image], step)
         self._unpin_others(step)
         self._drop_surplus(step)
+        self._drop_deleted(step)
 
     def failed(self, image: str, node: str, now: float) -> None:
         """Record a failed prefetch or drop: other nodes are tried first."""
@@ -280,6 +281,20 @@ class Replicator:
         return found
 
     # --- surplus
+
+    def _drop_deleted(self, step: _CopyStep) -> None:
+        """Drop images that no version has any more from the disks of hosts, which their nodes share."""
+        for nodes in step.hosts.values():
+            node = nodes[0]
+            for holding in node.holdings:
+                if Tier.DISK not in holding.tiers or step.cache.versions(holding.image):
+                    continue
+                subject, due = f"disk:{holding.image}", holding.last_used_at + _DEPLOYING_S
+                if due > step.wall:
+                    step.plan.replan_at(step.now + due - step.wall)
+                elif self._may_try(subject, node.id, step):
+                    self.failed(subject, node.id, step.now)
+                    step.plan.actions.append(DropAction(image=holding.image, node=node.id, tier=Tier.DISK))
 
     def _drop_surplus(self, step: _CopyStep) -> None:
         """Drop host copies that are idle, not pinned, and not the last one of an image that is kept."""

@@ -153,7 +153,7 @@ class PullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DropRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tier: Literal["gpu", "host"]
+    tier: Literal["gpu", "host", "disk"]
     on: NodeIds = []
 
 

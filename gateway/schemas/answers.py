@@ -160,7 +160,7 @@ class ScaledFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 class DroppedImage(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    tier: Literal["gpu", "host"]
+    tier: Literal["gpu", "host", "disk"]
 
 
 class BlobStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,14 +10,16 @@ class Counters:
     """Counters of one node. Belongs to the event loop's thread; other threads report through their caller.
 
     `disk_read_bytes` are image bytes read from a store on a local disk, `store_read_bytes` those from a
-    remote one. `cast_recv_bytes` were received from other nodes, by cast or pull; `received`, the bytes by
-    transport, adds up to it. `busy_us`, `loading_us` and `idle_us` are the meter's: accelerator time while
-    instances are on the node. `rdma_quarantined_bytes` are memory that a device refused to release.
-    `images_verified` matched their SHA-256 as a whole, `images_rejected` did not.
+    remote one, `disk_cache_read_bytes` those from the disk tier. `cast_recv_bytes` were received from other
+    nodes, by cast or pull; `received`, the bytes by transport, adds up to it. `busy_us`, `loading_us` and
+    `idle_us` are the meter's: accelerator time while instances are on the node. `rdma_quarantined_bytes` are
+    memory that a device refused to release. `images_verified` matched their SHA-256 as a whole,
+    `images_rejected` did not.
     """
 
     disk_read_bytes: int = 0
     store_read_bytes: int = 0
+    disk_cache_read_bytes: int = 0
     cast_recv_bytes: int = 0
     cast_sent_bytes: int = 0
     starts_hot: int = 0

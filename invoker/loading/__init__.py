@@ -3,6 +3,7 @@
 - `arrival`: an image in host memory, complete or loading
 - `attach`: images given to engines in other processes, as they arrive
 - `cast_fetch`: this node's part in a cast
+- `disk_cache`: images on a disk of this host
 - `engine_images`: which image an engine asks for, and who has it
 - `fetch`: sources that fill a partial image
 - `fetch_order`: the sources of a load, one after the other

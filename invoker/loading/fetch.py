@@ -9,17 +9,17 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
-from invoker.base.counters import Counters
 from invoker.host_tier.staging import Staging
 from invoker.loading.partial_image import CHUNK_BYTES, PartialImage
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.threads import run_in_thread
 from registry.errors import CorruptImage
 from registry.images.manifest import UNIT_BYTES, Manifest
-from registry.images.store import BlobReader, BlobStore
+from registry.images.store import BlobReader
 from registry.images.verify import check_units
 
 READS_IN_FLIGHT = 6
@@ -27,13 +27,21 @@ STEP_BYTES = 8 * UNIT_BYTES  # smaller steps make threads contend for the GIL
 _NAMED_UNITS = 8
 
 
-async def from_store(store: BlobStore, target: PartialImage, counters: Counters, *, local: bool) -> None:
-    """Read what is missing from the store, in order, READS_IN_FLIGHT at a time, and verify it.
+class BlobSource(Protocol):
+    """Where whole images are read from: the store, or a disk of this host."""
 
-    A damaged unit is read again once, since the fault may lie in the transfer. Raises NotFound, StoreError,
-    CorruptImage (naming the damaged units).
+    def open_blob(self, digest: str) -> BlobReader:
+        """Open an image for reading. Raises NotFound, StoreError."""
+        ...
+
+
+async def from_store(source: BlobSource, target: PartialImage, count: Callable[[int], None]) -> None:
+    """Read what is missing from a store, in order, READS_IN_FLIGHT at a time, and verify it.
+
+    `count` receives the number of bytes read. A damaged unit is read again once, since the fault may lie in
+    the transfer. Raises NotFound, StoreError, CorruptImage (naming the damaged units).
     """
-    reader = await run_in_thread(store.open_blob, target.manifest.sha256, undo=lambda late: late.close())
+    reader = await run_in_thread(source.open_blob, target.manifest.sha256, undo=lambda late: late.close())
     try:
         if reader.size != target.manifest.nbytes:
             raise CorruptImage(
@@ -44,11 +52,7 @@ async def from_store(store: BlobStore, target: PartialImage, counters: Counters,
         with closing(Staging(READS_IN_FLIGHT, CHUNK_BYTES)) as staging:
 
             async def read(offset: int, nbytes: int) -> None:
-                read_bytes = await run_in_thread(_read_checked, reader, staging, target, offset, nbytes)
-                if local:
-                    counters.disk_read_bytes += read_bytes
-                else:
-                    counters.store_read_bytes += read_bytes
+                count(await run_in_thread(_read_checked, reader, staging, target, offset, nbytes))
 
             await _for_missing(target, read)
     finally:

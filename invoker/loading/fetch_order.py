@@ -1,6 +1,7 @@
 """The order in which a load tries its sources; each fills what the earlier ones have left."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,15 +10,19 @@ from invoker.base.counters import Counters
 from invoker.base.errors import StartFailed
 from invoker.loading.arrival import ImageLoad, release_views
 from invoker.loading.cast_fetch import CastContext, from_cast, from_peers
+from invoker.loading.disk_cache import DiskCache
 from invoker.loading.fetch import from_memory, from_orphaned_file, from_store
 from invoker.loading.origins import Origins, node_origin
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.store_access import StoreAccess
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.errors import CastError
-from registry.errors import RegistryError
+from registry.errors import CorruptImage, RegistryError
 from registry.messages.images import ImageRef
+
+DISK_CACHE = "disk-cache"  # as a source
 
 log = logging.getLogger("invoker.loader")
 
@@ -26,8 +31,8 @@ log = logging.getLogger("invoker.loader")
 class LoadSources:
     """Where one node can load images from.
 
-    `store` and `casts` are None if the node does not use them. `device_buffer` returns the bytes of an image
-    on the device, if it is complete and the CPU can address them.
+    `store`, `casts` and `disk` are None if the node does not use them. `device_buffer` returns the bytes of
+    an image on the device, if it is complete and the CPU can address them.
     """
 
     node: str
@@ -35,6 +40,7 @@ class LoadSources:
     store: StoreAccess | None
     casts: CastContext | None
     device_buffer: Callable[[str], memoryview | None]
+    disk: DiskCache | None = None
 
 
 class FetchOrder:
@@ -46,8 +52,9 @@ class FetchOrder:
         self._counters = counters
 
     async def fill(self, load: ImageLoad, ref: ImageRef) -> None:
-        """Try a dead process's file, the arena, the cast, all peers, then the store.
+        """Try a dead process's file, the arena, the cast, all peers, the disk, then the store.
 
+        A disk that is faster than a link comes before the cast.
         Each source fills what is missing. Raises StartFailed with the failure of each.
         """
         target = load.target
@@ -81,6 +88,11 @@ class FetchOrder:
         buffer = self._sources.device_buffer(target.manifest.sha256)
         if buffer is not None:
             yield "arena", partial(from_memory, buffer, target)
+        disk = self._sources.disk
+        if disk is not None and (not disk.holds(target.manifest.sha256) or DISK_CACHE in (distrusted or ())):
+            disk = None
+        if disk is not None and disk.goes_first:
+            yield DISK_CACHE, partial(self._from_disk, target, disk)
         cast, context = ref.cast, self._sources.casts
         if (
             distrusted is None
@@ -91,11 +103,35 @@ class FetchOrder:
             yield f"cast:{cast.cast_id}", partial(self._from_cast, load, cast, context)
         if load.peers and context is not None:
             yield node_origin(load.peers[0].node), partial(self._from_peers, load, context)
+        if disk is not None and not disk.goes_first:
+            yield DISK_CACHE, partial(self._from_disk, target, disk)
         if store is not None and not (distrusted and store.label in distrusted):
             yield store.label, partial(self._from_store, target, store)
 
     async def _from_store(self, target: PartialImage, access: StoreAccess) -> None:
-        await from_store(access.store, target, self._counters, local=access.label == "disk")
+        def count(nbytes: int) -> None:
+            if access.label == "disk":
+                self._counters.disk_read_bytes += nbytes
+            else:
+                self._counters.store_read_bytes += nbytes
+
+        await from_store(access.store, target, count)
+
+    async def _from_disk(self, target: PartialImage, disk: DiskCache) -> None:
+        """Read what is missing from the disk tier; an image that is damaged there is removed."""
+        read_bytes, began_s = 0, time.monotonic()
+
+        def count(nbytes: int) -> None:
+            nonlocal read_bytes
+            read_bytes += nbytes
+            self._counters.disk_cache_read_bytes += nbytes
+
+        try:
+            await from_store(disk, target, count)
+        except CorruptImage:
+            await run_in_thread(disk.drop, target.manifest.sha256)
+            raise
+        disk.measured(read_bytes, time.monotonic() - began_s)
 
     async def _from_cast(self, load: ImageLoad, cast: CastPlan, context: CastContext) -> None:
         load.casts.add(cast.cast_id)

@@ -26,10 +26,18 @@ log = logging.getLogger("invoker.image_checks")
 class ImageChecks:
     """The queue of images to check, each the file that this node maps: others of the host may replace it.
 
-    One that is evicted first is not checked. Belongs to the event loop.
+    One that is evicted first is not checked. `on_verified` receives genuine ones. Belongs to the event loop.
     """
 
-    def __init__(self, tier: HostTier, counters: Counters, *, settle_s: float) -> None:
+    def __init__(
+        self,
+        tier: HostTier,
+        counters: Counters,
+        *,
+        settle_s: float,
+        on_verified: Callable[[str, int], None] = lambda image, inode: None,
+    ) -> None:
+        self._on_verified = on_verified
         self._tier = tier
         self._counters = counters
         self._settle_s = settle_s  # without a start, before a check begins
@@ -76,6 +84,7 @@ class ImageChecks:
         if found == image:
             self._tier.mark_verified(image, inode)
             self._counters.images_verified += 1
+            self._on_verified(image, inode)
             return
         # Only what no process maps is evicted, so a file that is gone and still used here was rejected.
         if found is None and not self._tier.is_rejected(image, inode):

@@ -281,6 +281,21 @@ class Options:
         SIZE,
         shown="a quarter of --shm-dir",
     )
+    disk_cache_bytes: int | None = flag(
+        "--disk-cache",
+        UP_INVOKER,
+        "Disk tier per host, such as 200GiB: models that were verified in memory are kept there.",
+        SIZE,
+        shown="none",
+    )
+    disk_cache_dir: Path | None = flag(
+        "--disk-cache-dir",
+        UP_INVOKER,
+        "Directory of the disk tier.",
+        FILE,
+        shown="~/.cache/hypercast/images",
+        helps={PlatformCommand.UP: "Directory of the disk tier.  [default: in --data-dir]"},
+    )
     spare_memory_bytes: int | None = flag(
         "--spare-memory",
         INVOKER,

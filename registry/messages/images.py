@@ -95,7 +95,7 @@ class PrepareLinks(Message, frozen=True, kw_only=True):
 
 
 class DropImage(Message, frozen=True, kw_only=True):
-    """A request to drop an idle image from `gpu` or `host`."""
+    """A request to drop an idle image from `gpu`, `host` or `disk`."""
 
     image: str
     tier: str

@@ -1,0 +1,290 @@
+"""The disk tier: images on a disk of this host, least recently used first to go.
+
+Files
+    lock        LOCK_EX around each change of the folder, so that sizes add up
+    <sha>       an image that was verified as a whole; its mtime is its last use
+    <sha>.part  one that is being written, LOCK_EX by its writer
+
+Processes of one host may share the folder.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoker.host_tier.tier import HostTier
+from rdmacast.aio.threads import run_in_thread
+from registry.errors import NotFound
+from registry.images.local_reader import LocalReader
+
+STEP_BYTES = 8 << 20
+_SYNC_BYTES = 64 << 20  # written before the page cache is freed of them
+_FREE_SHARE = 0.05  # of the file system, which is left free
+_USUAL_BYTES_S = 2e9  # until a read was measured: an NVMe disk
+_MIN_MEASURED_BYTES = 64 << 20
+_WEIGHT = 0.3  # of the latest read in the average rate
+_WAIT_S = 0.05
+_MAX_WAIT_S = 60.0  # for starts of this node, per image
+_PART = ".part"
+_DIGEST_LENGTH = 64
+
+log = logging.getLogger("invoker.disk_cache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskImage:
+    """A complete image in the disk tier."""
+
+    digest: str
+    nbytes: int
+    last_used_at: float
+
+
+class DiskCache:
+    """The images in a folder, at most `limit_bytes` in all.
+
+    It is read before other nodes are if it is faster than a link (`link_bytes_s`), else only when no node
+    has the image. Thread-safe but for `measured`, which belongs to the event loop.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int, link_bytes_s: float) -> None:
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._link_bytes_s = link_bytes_s
+        self._bytes_s = _USUAL_BYTES_S
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.Lock()  # within this process
+        self._lock_fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with self._locked():
+            self._sweep()
+
+    def __repr__(self) -> str:
+        return f"<DiskCache {self._directory} of at most {self._limit_bytes} bytes>"
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether the disk is faster than a link to another node."""
+        return self._bytes_s >= self._link_bytes_s
+
+    def measured(self, nbytes: int, seconds: float) -> None:
+        """Record the duration of a read."""
+        if nbytes >= _MIN_MEASURED_BYTES and seconds > 0:
+            self._bytes_s += _WEIGHT * (nbytes / seconds - self._bytes_s)
+
+    def images(self) -> list[DiskImage]:
+        """Return the complete images, least recently used first."""
+        found = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    if len(entry.name) == _DIGEST_LENGTH:
+                        stat = entry.stat()
+                        found.append(
+                            DiskImage(digest=entry.name, nbytes=stat.st_size, last_used_at=stat.st_mtime)
+                        )
+        return sorted(found, key=lambda image: image.last_used_at)
+
+    def holds(self, digest: str) -> bool:
+        return (self._directory / digest).exists()
+
+    def open_blob(self, digest: str) -> LocalReader:
+        """Open an image for reading, and record the use. Raises NotFound, StoreError."""
+        path = self._directory / digest
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            raise NotFound(f"image {digest[:12]} is not on the disk") from None
+        return LocalReader(path)
+
+    def drop(self, digest: str) -> bool:
+        """Remove an image; return whether it was there. Readers that have it open go on."""
+        with self._locked():
+            try:
+                (self._directory / digest).unlink()
+            except FileNotFoundError:
+                return False
+            return True
+
+    def begin(self, digest: str, nbytes: int) -> "DiskWrite | None":
+        """Make room for an image, and return its write.
+
+        None if the image is there or being written, or if there is no room for it.
+        """
+        part = self._directory / (digest + _PART)
+        with self._locked():
+            if self.holds(digest):
+                with suppress(FileNotFoundError):
+                    os.utime(self._directory / digest)
+                return None
+            if not self._make_room(nbytes):
+                return None
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if not _try_lock(fd):
+                os.close(fd)
+                return None
+            os.ftruncate(fd, 0)
+            os.posix_fallocate(fd, 0, max(1, nbytes))
+            os.ftruncate(fd, nbytes)
+        return DiskWrite(fd, part, self._directory / digest, nbytes)
+
+    def close(self) -> None:
+        os.close(self._lock_fd)
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Remove the least recently used images until another fits. The folder is locked."""
+        images = self.images()
+        disk = shutil.disk_usage(self._directory)
+        used = sum(image.nbytes for image in images) + self._part_bytes()
+        # What other files of the file system leave.
+        limit = min(self._limit_bytes, used + disk.free - int(disk.total * _FREE_SHARE))
+        if nbytes > limit:
+            return False
+        for image in images:
+            if used + nbytes <= limit:
+                break
+            (self._directory / image.digest).unlink(missing_ok=True)
+            used -= image.nbytes
+            log.info("evicted image %s from the disk", image.digest[:12])
+        return used + nbytes <= limit
+
+    def _part_bytes(self) -> int:
+        sizes = 0
+        for path in self._directory.glob(f"*{_PART}"):
+            with suppress(FileNotFoundError):
+                sizes += path.stat().st_size
+        return sizes
+
+    def _sweep(self) -> None:
+        """Remove what dead processes left half-written. The folder is locked."""
+        for path in self._directory.glob(f"*{_PART}"):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if _try_lock(fd):
+                path.unlink()
+            os.close(fd)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+
+class DiskWrite:
+    """An image that is being written; ended by `finish` or `abandon`."""
+
+    def __init__(self, fd: int, part: Path, path: Path, nbytes: int) -> None:
+        self._fd = fd
+        self._part = part
+        self._path = path
+        self._nbytes = nbytes
+        self._synced = 0
+        self.offset = 0
+
+    def __repr__(self) -> str:
+        return f"<DiskWrite {self._path.name[:12]} {self.offset} of {self._nbytes} bytes>"
+
+    @property
+    def is_complete(self) -> bool:
+        return self.offset >= self._nbytes
+
+    def step(self, source: int) -> None:
+        """Copy the next bytes from an open file. Raises OSError."""
+        count = min(STEP_BYTES, self._nbytes - self.offset)
+        os.lseek(self._fd, self.offset, os.SEEK_SET)
+        sent = os.sendfile(self._fd, source, self.offset, count)
+        if not sent:
+            raise OSError(f"the file of image {self._path.name[:12]} is shorter than the image")
+        self.offset += sent
+        if self.offset - self._synced >= _SYNC_BYTES or self.is_complete:
+            self._sync()
+
+    def finish(self) -> None:
+        """Publish the image."""
+        self._part.rename(self._path)
+        os.close(self._fd)
+
+    def abandon(self) -> None:
+        self._part.unlink(missing_ok=True)
+        os.close(self._fd)
+
+    def _sync(self) -> None:
+        """Write to the disk, and free the page cache of it: the image is in memory already."""
+        os.fdatasync(self._fd)
+        os.posix_fadvise(self._fd, self._synced, self.offset - self._synced, os.POSIX_FADV_DONTNEED)
+        self._synced = self.offset
+
+
+class DiskWriter:
+    """Writes verified images of the host tier to the disk in the background; starts have precedence."""
+
+    def __init__(self, disk: DiskCache, tier: HostTier, changed: Callable[[], None]) -> None:
+        self._disk = disk
+        self._tier = tier
+        self._changed = changed
+        self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    def __repr__(self) -> str:
+        return f"<DiskWriter {self._queue.qsize()} queued>"
+
+    def add(self, image: str, inode: int) -> None:
+        """Write this file of the host tier, which was verified as a whole."""
+        self._queue.put_nowait((image, inode))
+
+    async def run(self, is_starting: Callable[[], bool]) -> None:
+        """Write queued images, one at a time; never returns."""
+        while True:
+            image, inode = await self._queue.get()
+            try:
+                await self._write(image, inode, is_starting)
+            except OSError as error:
+                log.warning("image %s was not written to the disk: %s", image[:12], error)
+
+    async def _write(self, image: str, inode: int, is_starting: Callable[[], bool]) -> None:
+        source = self._tier.open_file(image, inode)
+        if source is None:
+            return  # it was evicted
+        try:
+            begun_s = time.monotonic()
+            write = await run_in_thread(self._disk.begin, image, os.fstat(source).st_size, undo=_abandon)
+            if write is None:
+                return
+            waited_s = 0.0
+            try:
+                while not write.is_complete:
+                    if is_starting() and waited_s < _MAX_WAIT_S:
+                        waited_s += _WAIT_S
+                        await asyncio.sleep(_WAIT_S)
+                        continue
+                    await run_in_thread(write.step, source)
+            except BaseException:
+                write.abandon()
+                raise
+            write.finish()
+        finally:
+            os.close(source)
+        self._changed()
+        log.info("wrote image %s to the disk in %.1f s", image[:12], time.monotonic() - begun_s)
+
+
+def _abandon(late: DiskWrite | None) -> None:
+    if late is not None:
+        late.abandon()
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,197 @@
+"""The disk tier of a host."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from invoker.base.counters import Counters
+from invoker.host_tier.image_writer import ImageWriter
+from invoker.host_tier.tier import HostTier
+from invoker.loading.arrival import ImageLoad
+from invoker.loading.disk_cache import DiskCache, DiskWriter
+from invoker.loading.fetch_order import DISK_CACHE, FetchOrder, LoadSources
+from invoker.loading.origins import Origins
+from invoker.loading.partial_image import PartialImage
+from registry.errors import NotFound
+from registry.images.manifest import UNIT_BYTES
+from registry.messages.images import ImageRef
+from tests.fixtures.invoker import FakeImage, make_image
+
+MIB = 1 << 20
+
+
+def cache(tmp_path: Path, limit_bytes: int = 64 * MIB, link_bytes_s: float = 1e9) -> DiskCache:
+    return DiskCache(tmp_path / "disk", limit_bytes, link_bytes_s)
+
+
+def write(disk: DiskCache, source: Path, digest: str) -> bool:
+    """Write a file as an image; return whether it was taken."""
+    begun = disk.begin(digest, source.stat().st_size)
+    if begun is None:
+        return False
+    with source.open("rb") as file:
+        while not begun.is_complete:
+            begun.step(file.fileno())
+    begun.finish()
+    return True
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(os.urandom(20 * MIB))
+    return path
+
+
+def digest(letter: str) -> str:
+    return letter * 64
+
+
+def files(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "disk").iterdir()]
+
+
+def names(disk: DiskCache) -> list[str]:
+    return [image.digest[0] for image in disk.images()]
+
+
+def test_an_image_is_written_once_and_read_back(tmp_path: Path, source: Path) -> None:
+    disk = cache(tmp_path)
+    assert write(disk, source, digest("a")) and not write(disk, source, digest("a"))
+    assert [(image.digest, image.nbytes) for image in disk.images()] == [(digest("a"), 20 * MIB)]
+    reader = disk.open_blob(digest("a"))
+    into = bytearray(1000)
+    reader.read_into(5 * MIB, memoryview(into))
+    assert into == source.read_bytes()[5 * MIB : 5 * MIB + 1000]
+    reader.close()
+    assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "disk" / digest("a")).stat().st_mode & 0o777 == 0o600
+    with pytest.raises(NotFound):
+        disk.open_blob(digest("b"))
+
+
+def test_the_least_recently_used_makes_room(tmp_path: Path, source: Path) -> None:
+    disk = cache(tmp_path, 50 * MIB)
+    for order, letter in enumerate("ab"):
+        write(disk, source, digest(letter))
+        os.utime(tmp_path / "disk" / digest(letter), (100 + order, 100 + order))
+    disk.open_blob(digest("a")).close()  # now b is the oldest
+    assert write(disk, source, digest("c")) and sorted(names(disk)) == ["a", "c"]
+    small = cache(tmp_path / "small", 10 * MIB)
+    assert not write(small, source, digest("a")) and names(small) == []
+
+
+def test_what_other_files_need_of_the_disk_is_left_free(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = cache(tmp_path)
+    usage = type("Usage", (), {"total": 100 * MIB, "free": 24 * MIB})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert not write(disk, source, digest("a"))
+    usage.free = 26 * MIB
+    assert write(disk, source, digest("a"))
+
+
+def test_an_unfinished_write_leaves_nothing(tmp_path: Path, source: Path) -> None:
+    disk = cache(tmp_path)
+    begun = disk.begin(digest("a"), 20 * MIB)
+    assert begun is not None and disk.begin(digest("a"), 20 * MIB) is None  # one writer
+    begun.abandon()
+    assert files(tmp_path) == ["lock"]
+    (tmp_path / "disk" / f"{digest('b')}.part").write_bytes(b"of a killed process")
+    cache(tmp_path)
+    assert files(tmp_path) == ["lock"]
+
+
+def test_an_image_is_dropped(tmp_path: Path, source: Path) -> None:
+    disk = cache(tmp_path)
+    write(disk, source, digest("a"))
+    assert disk.drop(digest("a")) and not disk.drop(digest("a")) and names(disk) == []
+
+
+def test_the_disk_goes_first_if_it_is_faster_than_a_link(tmp_path: Path) -> None:
+    assert cache(tmp_path, link_bytes_s=1.25e9).goes_first  # 10 Gbit/s
+    assert not cache(tmp_path, link_bytes_s=50e9).goes_first  # 400 Gbit/s
+    slow = cache(tmp_path, link_bytes_s=1.25e9)
+    slow.measured(1000, 1.0)  # too little to say anything
+    assert slow.goes_first
+    for _ in range(10):
+        slow.measured(100 * MIB, 1.0)
+    assert not slow.goes_first
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[HostTier]:
+    made = HostTier(tmp_path / "host", 64 * MIB)
+    yield made
+    made.close()
+
+
+def in_memory(tier: HostTier, image: FakeImage) -> int:
+    """Put an image into the host tier; return its inode."""
+    writer = tier.begin(image.digest, len(image.data))
+    assert isinstance(writer, ImageWriter)
+    writer.prepare(0, len(image.data))
+    writer.view[:] = image.data
+    mapping = writer.publish()
+    inode = mapping.inode
+    mapping.close()
+    return inode
+
+
+async def test_verified_images_are_written_in_the_background(tmp_path: Path, tier: HostTier) -> None:
+    image, disk, changed = make_image("a", 9 * MIB), cache(tmp_path), asyncio.Event()
+    starting = [True, True, False]
+    writer = DiskWriter(disk, tier, changed.set)
+    writing = asyncio.create_task(writer.run(lambda: starting.pop(0) if len(starting) > 1 else starting[0]))
+    writer.add("0" * 64, 17)  # evicted meanwhile
+    writer.add(image.digest, in_memory(tier, image))
+    await changed.wait()
+    writing.cancel()
+    assert (tmp_path / "disk" / image.digest).read_bytes() == image.data
+
+
+def order(disk: DiskCache | None) -> tuple[FetchOrder, Counters]:
+    counters = Counters()
+    sources = LoadSources(
+        node="n", host="h", store=None, casts=None, device_buffer=lambda image: None, disk=disk
+    )
+    return FetchOrder(sources, Origins(), counters), counters
+
+
+async def load(tier: HostTier, image: FakeImage, fetches: FetchOrder) -> ImageLoad:
+    writer = tier.begin(image.digest, len(image.data))
+    assert isinstance(writer, ImageWriter)
+    target = PartialImage(writer, image.manifest, lambda arrived: None)
+    loading = ImageLoad([], "", target)
+    ref = ImageRef(image=image.digest, manifest="", nbytes=len(image.data))
+    try:
+        await fetches.fill(loading, ref)
+        assert writer.view == image.data
+    finally:
+        target.release()
+        writer.abandon()
+    return loading
+
+
+async def test_an_image_comes_back_from_the_disk(tmp_path: Path, tier: HostTier) -> None:
+    image, disk = make_image("a", 9 * MIB), cache(tmp_path)
+    (source := tmp_path / "bytes").write_bytes(image.data)
+    write(disk, source, image.digest)
+    fetches, counters = order(disk)
+    loading = await load(tier, image, fetches)
+    assert loading.source == DISK_CACHE and counters.disk_cache_read_bytes == len(image.data)
+    assert counters.disk_read_bytes == counters.store_read_bytes == 0
+
+
+async def test_an_image_that_is_damaged_on_the_disk_is_removed(tmp_path: Path, tier: HostTier) -> None:
+    image, disk = make_image("a", 4 * UNIT_BYTES), cache(tmp_path)
+    (source := tmp_path / "bytes").write_bytes(bytes(len(image.data)))
+    write(disk, source, image.digest)
+    fetches, _ = order(disk)
+    with pytest.raises(Exception, match=r"disk-cache: image .* is damaged"):
+        await load(tier, image, fetches)
+    assert not disk.holds(image.digest)
