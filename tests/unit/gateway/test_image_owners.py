@@ -358,3 +358,22 @@ def test_each_deployed_image_has_one_pinned_copy_after_any_change(steps: list[tu
         owners = world.owners()
         assert owners.keys() == {digest(name) for name in deployed}
         assert all(len(nodes) == 1 for nodes in owners.values())
+
+
+def test_what_no_version_has_any_more_is_dropped_from_disks_once_a_host() -> None:
+    world = World(f="a")
+    on_disk = [replace(held(image, used=1.0), tiers=(Tier.DISK,)) for image in ("a", "gone")]
+    for node, host in (("n0", "h0"), ("n1", "h0"), ("n2", "h1")):
+        world.node(node, *on_disk, host=host)
+    dropped = [action for action in world.plan().actions if isinstance(action, DropAction)]
+    assert dropped == [DropAction(image=digest("gone"), node=node, tier=Tier.DISK) for node in ("n0", "n2")]
+    assert not [
+        action for action in world.plan().actions if isinstance(action, DropAction)
+    ]  # not at once again
+
+
+def test_an_image_of_a_deploy_under_way_stays_on_the_disk() -> None:
+    world = World()
+    world.node("n0", replace(held("new", used=WALL), tiers=(Tier.DISK,)))
+    plan = world.plan()
+    assert plan.actions == [] and plan.next_at == 30.0
