@@ -19,6 +19,18 @@ from tests.fixtures.platform import Platform
 
 
 @pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """Three nodes on three virtual hosts that hold nothing else: no copy moves to balance them."""
+    running = Platform(
+        data=tmp_path_factory.mktemp("platform"),
+        flags=("--nodes", "3", "--hosts", "3", "--keep-hot", "0s"),
+    )
+    running.up()
+    yield running
+    running.down()
+
+
+@pytest.fixture(scope="module")
 def big(platform: Platform, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield a random model of about 110 MB."""
     folder = tmp_path_factory.mktemp("checkpoints") / "big"

@@ -23,14 +23,22 @@ PROMPT = (5, 6, 7)
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a file that keeps stand-ins from starting while it is locked."""
+    path = tmp_path_factory.mktemp("gate") / "gate"
+    path.touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[Platform]:
     """Two nodes on two virtual hosts, of which both have the stand-in."""
     folder = tmp_path_factory.mktemp("vllm")
     running = Platform(
         data=folder / "data",
         flags=(
             *("--nodes", "2", "--hosts", "2", "--vllm-memory", "16GiB"),
-            *("--vllm-python", str(interpreter(folder, token_s=0.01))),
+            *("--vllm-python", str(interpreter(folder, gate=gate, token_s=0.01))),
         ),
     )
     running.up()
@@ -98,11 +106,13 @@ def _stream(platform: Platform, function: str, tokens: int) -> Iterator[list[int
             yield chunk.choices[0].token_ids or []  # type: ignore[attr-defined]
 
 
-def test_the_native_engine_serves_first(vllm: Platform, tiny: str) -> None:
+def test_the_native_engine_serves_first(vllm: Platform, tiny: str, gate: Path) -> None:
     described = vllm.json("describe", tiny)["current"]
     assert (described["engine"], described["native_first"]) == ("vllm", True)
     vllm.run("scale", tiny, "--instances", "0")
-    assert max(_ids(vllm, tiny, 4)) < VOCABULARY  # those of the stand-in go to 50,000
+    with gate.open() as closed:
+        fcntl.flock(closed, fcntl.LOCK_EX)
+        assert max(_ids(vllm, tiny, 4)) < VOCABULARY  # those of the stand-in go to 50,000
     _ready(vllm, tiny)
     assert _ids(vllm, tiny, 8) == tokens_after(PROMPT, 8)
     record = vllm.get("/admin/usage/report")["rows"]
