@@ -122,6 +122,7 @@ async def run(settings: GatewaySettings) -> None:
                 settings=ControlSettings(
                     cast_plan=settings.cast_plan,
                     link_bytes_s=settings.link_bytes_s,
+                    served_copies_bytes=settings.served_copies_bytes,
                     cluster_secret=settings.secret,
                 ),
                 daily_archive=partial(DailyArchive, archive.archiver, audit=audit, lag=lag),

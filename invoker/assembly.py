@@ -176,6 +176,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         changed=accounting.publisher.node_changed,
         links=casting.links,
         disk=images.disk,
+        disk_writer=images.disk_writer,
         port_rate=casting.links.connector.port_rate,
         engines=(EngineKind.NATIVE, *((EngineKind.VLLM,) if vllm is not None else ())),
     )
@@ -216,16 +217,25 @@ async def _open_images(
     setup: NodeSetup, memory: _Memory, casting: _Casting, accounting: _Accounting, stack: AsyncExitStack
 ) -> _Images:
     changed = accounting.publisher.node_changed
+    # The loader, which is made after the cache.
     device_cache = DeviceCache(
-        memory.arena, setup.settings.keep_hot_s, setup.clock, changed, memory.tier.touch
+        *(memory.arena, setup.settings.keep_hot_s, setup.clock, changed, memory.tier.touch),
+        lambda image: loader.demotion(image),
     )
+    stack.push_async_callback(device_cache.aclose)
     disk = _open_disk(setup, casting, stack)
     writer = None if disk is None else DiskWriter(disk, memory.tier, changed)
+
+    def on_verified(image: str, inode: int) -> None:
+        if writer is not None:
+            writer.add(image, inode)
+        changed()
+
     checks = ImageChecks(
         memory.tier,
         accounting.counters,
         settle_s=setup.settings.checks_settle_s,
-        on_verified=(lambda image, inode: None) if writer is None else writer.add,
+        on_verified=on_verified,
     )
     published = PublishedImages(
         casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer, checks.add

@@ -21,7 +21,7 @@ from invoker.instances.manager import Instances
 from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
-from invoker.loading.disk_cache import DiskCache
+from invoker.loading.disk_cache import DiskCache, DiskWriter
 from invoker.loading.loader import ImageLoader
 from invoker.loading.progress import LayerReports, ProgressThrottle
 from invoker.loading.published import PublishedImages
@@ -105,6 +105,7 @@ class NodeDependencies:
     changed: Callable[[], None]
     links: CastLinks
     disk: DiskCache | None
+    disk_writer: DiskWriter | None
     port_rate: LinkRate | None
     engines: tuple[EngineKind, ...]
 
@@ -369,6 +370,7 @@ class Node:
         on_device = {one.image: one for one in dependencies.device_cache.complete()}
         wall_s, now_s = dependencies.clock.wall_s(), dependencies.clock.monotonic_s()
         on_disk = {} if dependencies.disk is None else {one.digest: one for one in dependencies.disk.images()}
+        writer = dependencies.disk_writer
         holdings = []
         for image in dependencies.tier.images():
             device_image, disk_image = on_device.pop(image.digest, None), on_disk.pop(image.digest, None)
@@ -384,6 +386,7 @@ class Node:
                     bytes=image.nbytes,
                     last_used_at=image.last_used_at,
                     pinned=image.kept,
+                    settled=image.verified and not (writer is not None and writer.is_pending(image.digest)),
                 )
             )
         for device_image in on_device.values():

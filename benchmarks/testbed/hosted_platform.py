@@ -22,6 +22,7 @@ from cli.errors import CliError
 from cli.options import connect
 
 PORT = 8080
+_ALL_BYTES = 1 << 50
 _PATIENCE_S = 300.0
 _PAUSE_S = 0.1
 
@@ -34,11 +35,19 @@ class PlatformError(Exception):
 
 
 class TestbedPlatform:
-    """A platform, at first without nodes; a context manager. `planner` is that of all casts, "" for any."""
+    """A platform, at first without nodes; a context manager.
 
-    def __init__(self, testbed: Testbed, folder: Path, planner: str = "") -> None:
+    `planner` is that of all casts, "" for any. With `served_copies` hosts keep copies of what their
+    accelerators serve.
+    """
+
+    def __init__(
+        self, testbed: Testbed, folder: Path, planner: str = "", *, served_copies: bool = False
+    ) -> None:
         self._testbed = testbed
-        self._planner = planner
+        self._gateway_flags = ["--cast-planner", planner] if planner else []
+        if served_copies:
+            self._gateway_flags += ["--served-copies", f"{_ALL_BYTES}B"]
         self._stack = ExitStack()
         self._shm = Path()
         self.cluster = ForkedCluster(folder)
@@ -107,11 +116,10 @@ class TestbedPlatform:
     def _start(self, stack: ExitStack) -> None:
         self._shm = stack.enter_context(scratch_folder(Path("/dev/shm")))
         cluster = stack.enter_context(self.cluster)
-        planner = ["--cast-planner", self._planner] if self._planner else []
         gateway = module(
             "gateway",
             *("--host", self._testbed.address(0), "--port", PORT, "--redis-url", cluster.redis.url),
-            *("--store", self.store, "--data-dir", cluster.folder, *planner),
+            *("--store", self.store, "--data-dir", cluster.folder, *self._gateway_flags),
             *("--usual-link-rate", f"{self._testbed.plan.shape.rate_bit_s(0)}bit"),
         )
         cluster.start(self._testbed.inside(0, gateway), "gateway")

@@ -135,7 +135,9 @@ def run_mode(
             stack.callback(
                 shutil.copytree, folder / "data" / "logs", keep_logs / mode.name, dirs_exist_ok=True
             )
-        platform = stack.enter_context(TestbedPlatform(testbed, folder / "data", mode.planner))
+        platform = stack.enter_context(
+            TestbedPlatform(testbed, folder / "data", mode.planner, served_copies=mode.served_copies)
+        )
         result = run_trace(platform, mode, scenario)
     run = run_of(result, scenario.model_scale)
     attained = scenario.slo.attainment(run.answers)

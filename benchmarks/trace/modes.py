@@ -13,7 +13,8 @@ class TraceMode:
     `planner` is that of all casts ("": the gateway chooses), before which nodes wait `setup_s`; `live` is the
     function's policy of serving while loading. With `own_disk` nodes have all models on their own disks, and
     without a planner load from there and from host memory only. `cached`: all hosts hold the model for the
-    whole run. Without `keeps_copies` a host has a model in memory only while an instance runs there. `share`
+    whole run. Without `keeps_copies` a host has a model in memory only while an instance runs there. With
+    `served_copies` hosts also keep copies of what their accelerators serve, as in the original. `share`
     is the share of nodes that serve all the time, None where the policy decides. With `frees_images` an
     accelerator frees a model when its last instance ends, as in the originals.
     """
@@ -27,6 +28,7 @@ class TraceMode:
     own_disk: bool = False
     cached: bool = False
     keeps_copies: bool = True
+    served_copies: bool = False
     share: float | None = None
     frees_images: bool = False
 
@@ -63,6 +65,7 @@ MODES = {
         ),
         TraceMode(
             name="serverlessllm",
+            served_copies=True,
             description="like ServerlessLLM: each node loads from its own SSD at its full rate, or from host "
             "memory while the model is cached there (TTL as in all modes); nodes that have it are preferred",
             own_disk=True,
@@ -70,6 +73,7 @@ MODES = {
         ),
         TraceMode(
             name="serverlessllm-allcache",
+            served_copies=True,
             description="ServerlessLLM's AllCache: every host has every model in memory all the time, and "
             "each node loads from there",
             own_disk=True,
@@ -78,6 +82,7 @@ MODES = {
         ),
         TraceMode(
             name="faasnet",
+            served_copies=True,
             description="like FaaSNet: binary tree from instances over the whole rate of links, from the "
             "node's own SSD where there is no instance; nodes serve once they hold the model whole",
             planner="tree",
@@ -87,12 +92,14 @@ MODES = {
         ),
         TraceMode(
             name="faasnet-copies",
+            served_copies=True,
             description="binary tree from instances, from our copies in host memory and from images that "
             "stay on accelerators; nodes serve once they hold the model whole",
             planner="tree",
         ),
         TraceMode(
             name="nccl",
+            served_copies=True,
             description=f"like NCCL: group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring from instances, "
             "from the node's own SSD where there is none; nodes serve once they hold the model whole",
             planner="chain",
@@ -103,6 +110,7 @@ MODES = {
         ),
         TraceMode(
             name="nccl-copies",
+            served_copies=True,
             description="the same set-up and ring, from instances, from our copies in host memory and from "
             "images that stay on accelerators",
             planner="chain",
@@ -116,12 +124,23 @@ MODES = {
             live="zigzag",
             frees_images=True,
         ),
-        TraceMode(name="fixed-full", description="all nodes serve all the time", cached=True, share=1.0),
         TraceMode(
-            name="fixed-half", description="half of the nodes serve all the time", cached=True, share=0.5
+            name="fixed-full",
+            description="all nodes serve all the time",
+            cached=True,
+            served_copies=True,
+            share=1.0,
+        ),
+        TraceMode(
+            name="fixed-half",
+            description="half of the nodes serve all the time",
+            cached=True,
+            served_copies=True,
+            share=0.5,
         ),
         TraceMode(
             name="ideal",
+            served_copies=True,
             description="every host has the model, and loading takes no time; the control plane is real",
             device=FREE_DEVICE,
             own_disk=True,

@@ -54,7 +54,8 @@ class ControlSettings:
     """Settings of the control side.
 
     `cast_plan` forces one planner on all casts, for experiments. `link_bytes_s` is the assumed rate of links
-    that no cast has measured. `cluster_secret` decrypts the secrets of functions.
+    that no cast has measured. `served_copies_bytes` is each host's memory for copies of what its accelerators
+    serve. `cluster_secret` decrypts the secrets of functions.
     """
 
     lease_ttl_s: float = LEASE_TTL_S
@@ -64,6 +65,7 @@ class ControlSettings:
     planner: PlannerSettings = field(default_factory=PlannerSettings)
     cast_plan: FixedPlan | None = None
     link_bytes_s: float | None = None
+    served_copies_bytes: int = 0
     cluster_secret: Secret = field(default=b"", repr=False)
 
 
@@ -236,7 +238,8 @@ def _make_planners(
     scaling = ScalingPlanner(policy, _instance_id, settings.planner, cluster.state_cache.backoff)
     cluster.state_cache.subscribe_ready(scaling.outlook.times.on_ready)
     casts = CastPlanner(fixed=settings.cast_plan)
-    return Planners(scaling=scaling, replicator=Replicator(scaling), casts=casts, live=live)
+    replicator = Replicator(scaling, settings.served_copies_bytes)
+    return Planners(scaling=scaling, replicator=replicator, casts=casts, live=live)
 
 
 def _instance_id(key: VersionKey) -> str:

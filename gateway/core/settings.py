@@ -28,6 +28,7 @@ Example:
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level"),
     *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas", "metrics_port"),
+    "served_copies_bytes",
 )
 
 
@@ -99,6 +100,7 @@ class GatewaySettings:
     log_level: str = "info"
     cast_plan: FixedPlan | None = None
     link_bytes_s: int | None = None
+    served_copies_bytes: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)

@@ -12,7 +12,7 @@ owns at most `1 + _SLACK` of its share of all bytes, and the images with its low
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gateway.cluster.state_cache import ClusterStateCache
@@ -24,13 +24,17 @@ _SLACK = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopy:
-    """One host's copy of an image; `node` is the node of the host that requests are sent to."""
+    """One host's copy of an image; `node` is the node of the host that requests are sent to.
+
+    A `settled` one no node of the host needs any more to check the image or to write it to the disk.
+    """
 
     image: str
     host: str
     node: str
     last_used_at: float
     pinned: bool
+    settled: bool
 
 
 HostCopies = Mapping[str, Mapping[str, HostCopy]]  # by image, then by host
@@ -167,6 +171,7 @@ def host_copies(nodes: Iterable[NodeRecord]) -> HostCopies:
                 continue
             hosts = copies.setdefault(holding.image, {})
             known = hosts.get(node.host)
+            settled = holding.settled and (known is None or known.settled)
             if known is None or (known.last_used_at, known.node) < (holding.last_used_at, node.id):
                 hosts[node.host] = HostCopy(
                     image=holding.image,
@@ -174,7 +179,10 @@ def host_copies(nodes: Iterable[NodeRecord]) -> HostCopies:
                     node=node.id,
                     last_used_at=holding.last_used_at,
                     pinned=holding.pinned,
+                    settled=settled,
                 )
+            else:
+                hosts[node.host] = replace(known, settled=settled)
     return copies
 
 

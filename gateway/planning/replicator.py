@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gateway.cluster.backoff import BackoffTable
-from gateway.cluster.node_space import host_room_bytes
+from gateway.cluster.node_space import holds, host_room_bytes
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.actions import DropAction, PrefetchAction, StartAction, UnpinAction
 from gateway.planning.image_owners import (
@@ -28,6 +28,7 @@ from gateway.planning.image_owners import (
 from gateway.planning.image_sources import choose_loader, choose_sources
 from gateway.planning.plan import Plan
 from gateway.planning.planner import ScalingPlanner
+from registry.records.engine import EngineKind
 from registry.records.function import FunctionVersion
 from registry.records.instance import InstanceState
 from registry.records.node import NodeRecord, Tier
@@ -58,10 +59,14 @@ class _CopyStep:
 
 
 class Replicator:
-    """The replicator of one controller; failed copies are in the planner's backoff table, by image."""
+    """The replicator of one controller; failed copies are in the planner's backoff table, by image.
 
-    def __init__(self, planner: ScalingPlanner) -> None:
+    A host keeps at most `served_copies_bytes` in copies of images that its accelerators serve.
+    """
+
+    def __init__(self, planner: ScalingPlanner, served_copies_bytes: int = 0) -> None:
         self._planner = planner
+        self._served_copies_bytes = served_copies_bytes
         self._waiting: dict[str, float] = {}  # host -> since when starts there wait for other owners
 
     def __repr__(self) -> str:
@@ -297,13 +302,24 @@ class Replicator:
                     step.plan.actions.append(DropAction(image=holding.image, node=node.id, tier=Tier.DISK))
 
     def _drop_surplus(self, step: _CopyStep) -> None:
-        """Drop host copies that are idle, not pinned, and not the last one of an image that is kept."""
+        """Drop host copies that are not pinned, and not the last one of an image that is kept.
+
+        Those that nobody uses are dropped after a while. Those of which the accelerators of the host have a
+        copy that all peers can read (BlitzScale §5.3) are dropped at once, least recently used first, until
+        the rest fits what a host may keep of them.
+        """
         keep_s, used = self._uses(step)
+        redundant = self._redundant(step)
         for image, hosts in step.copies.items():
             left = len(hosts)
             for copy in sorted(hosts.values(), key=lambda copy: (copy.last_used_at, copy.node)):
+                is_redundant = (image, copy.host) in redundant
                 due = copy.last_used_at + keep_s.get(image, _UNKNOWN_IDLE_S)
-                if (image, copy.host) in used or (image in step.kept and (left <= 1 or copy.pinned)):
+                if is_redundant:
+                    due = step.wall
+                elif (image, copy.host) in used:
+                    continue
+                if image in step.kept and (left <= 1 or copy.pinned):
                     continue
                 if not self._may_try(image, copy.node, step):
                     continue
@@ -329,6 +345,50 @@ class Replicator:
                 if entry is not None:
                     used.add((version.image, entry.record.host))
         return keep_s, used
+
+    def _redundant(self, step: _CopyStep) -> set[tuple[str, str]]:
+        """Return the (image, host) of served copies that exceed what their host may keep."""
+        served = self._served(step)
+        kept_bytes: dict[str, int] = {}
+        found = set()
+        copies = [copies[host] for image, copies in step.copies.items() for host in copies]
+        for copy in sorted(copies, key=lambda copy: (-copy.last_used_at, copy.image)):
+            if not copy.settled or (copy.image, copy.host) not in served:
+                continue
+            if copy.image in step.kept and copy.pinned:
+                continue
+            nbytes = kept_bytes.get(copy.host, 0) + served[copy.image, copy.host]
+            if nbytes > self._served_copies_bytes:
+                found.add((copy.image, copy.host))
+            else:
+                kept_bytes[copy.host] = nbytes
+        return found
+
+    def _served(self, step: _CopyStep) -> dict[tuple[str, str], int]:
+        """Return the (image, host) and size of images that every node which uses them has in its arena.
+
+        Another engine than the nodes' own maps the host copy.
+        """
+        arriving = self._arriving(step)
+        found: dict[tuple[str, str], bool] = {}
+        sizes: dict[str, int] = {}
+        for version in step.cache.versions():
+            if version.image is None:
+                continue
+            sizes[version.image] = version.image_bytes
+            for instance in step.cache.instances(VersionKey(version.function, version.version)):
+                entry = step.cache.node(instance.node)
+                if entry is None:
+                    continue
+                place = (version.image, entry.record.host)
+                served = (
+                    version.engine is EngineKind.NATIVE
+                    and instance.state in (InstanceState.READY, InstanceState.DRAINING)
+                    and entry.record.gives_from_arena
+                    and holds(entry.record, version.image, Tier.GPU)
+                )
+                found[place] = found.get(place, place not in arriving) and served
+        return {place: sizes[place[0]] for place, served in found.items() if served}
 
     def _arriving(self, step: _CopyStep) -> set[tuple[str, str]]:
         pairs = list(self._planner.prefetching)

@@ -40,12 +40,13 @@ log = logging.getLogger("invoker.host_tier")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostImage:
-    """A complete image of the tier."""
+    """A complete image of the tier; a `verified` one has its SHA-256."""
 
     digest: str
     nbytes: int
     last_used_at: float
     kept: bool = False
+    verified: bool = False
 
 
 class HostTier:
@@ -84,6 +85,7 @@ class HostTier:
                 nbytes=stat.st_size,
                 last_used_at=stat.st_mtime,
                 kept=marker(path).exists(),
+                verified=stat.st_ino in inodes(verified(path)),
             )
             for path, stat in self._folder.files()
             if path.suffix != PART

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
 from invoker.base.errors import OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.memory.arena import Arena, Region
+from rdmacast.aio.groups import cancel_and_discard
 from registry.clock import Clock
+
+Copying = Callable[[], Coroutine[None, None, None]]
 
 log = logging.getLogger("invoker.device_cache")
 
@@ -41,7 +44,9 @@ class DeviceCache:
 
     Each `acquire` and `reserve` is paired with one `release`. An image without users is freed `keep_hot_s`
     after its last use, or earlier if its room is needed. `used` is called with the image at the end of each
-    use, so that its copy in host memory is as recent.
+    use, so that its copy in host memory is as recent. `demotion` returns what copies an image to host
+    memory, None if it needs none: before an image that nobody has used for so long is freed. It may be freed
+    meanwhile.
     """
 
     def __init__(
@@ -51,7 +56,10 @@ class DeviceCache:
         clock: Clock,
         changed: Callable[[], None],
         used: Callable[[str], None],
+        demotion: Callable[[str], Copying | None] = lambda _: None,
     ) -> None:
+        self._demotion = demotion
+        self._demoting: set[asyncio.Task[None]] = set()
         self._arena = arena
         self._keep_hot_s = keep_hot_s
         self._clock = clock
@@ -166,12 +174,14 @@ class DeviceCache:
         self._used(device_image.image)
         if device_image.users:
             return
-        if device_image.state is DeviceImageState.COMPLETE and self._keep_hot_s > 0:
+        if device_image.state is not DeviceImageState.COMPLETE:
+            self._free(device_image)
+        elif self._keep_hot_s > 0:
             loop = asyncio.get_running_loop()
-            device_image.expiry = loop.call_later(self._keep_hot_s, self._free, device_image)
+            device_image.expiry = loop.call_later(self._keep_hot_s, self._expire, device_image)
             self._changed()
         else:
-            self._free(device_image)
+            self._expire(device_image)
 
     def drop(self, image: str) -> bool:
         """Free an idle image now; return False if it is in use or not cached."""
@@ -192,6 +202,34 @@ class DeviceCache:
         del self._by_image[image]
         found.state = DeviceImageState.REMOVED
         self._changed()
+
+    @property
+    def is_demoting(self) -> bool:
+        return bool(self._demoting)
+
+    async def aclose(self) -> None:
+        """End the copies to host memory."""
+        await cancel_and_discard(*self._demoting)
+
+    def _expire(self, device_image: DeviceImage) -> None:
+        """Free an image that was not used for long, after it was copied to host memory."""
+        device_image.expiry = None
+        copying = self._demotion(device_image.image) if device_image.region.buffer is not None else None
+        if copying is None:
+            self._free(device_image)
+            return
+        task = asyncio.create_task(self._demoted(device_image, copying), name="demote")
+        self._demoting.add(task)
+        task.add_done_callback(self._demoting.discard)
+
+    async def _demoted(self, device_image: DeviceImage, copying: Copying) -> None:
+        try:
+            await copying()
+        except Exception:  # whatever it is, the room is to be freed
+            log.exception("image %s: not copied to host memory", device_image.image[:12])
+        is_idle = not device_image.users and device_image.expiry is None
+        if is_idle and device_image.state is DeviceImageState.COMPLETE:
+            self._free(device_image)
 
     def _idle(self) -> list[DeviceImage]:
         idle = [one for one in self._by_image.values() if not one.users]

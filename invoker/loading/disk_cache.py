@@ -15,6 +15,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -233,13 +234,19 @@ class DiskWriter:
         self._tier = tier
         self._changed = changed
         self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        self._pending: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<DiskWriter {self._queue.qsize()} queued>"
 
     def add(self, image: str, inode: int) -> None:
         """Write this file of the host tier, which was verified as a whole."""
+        self._pending[image] += 1
         self._queue.put_nowait((image, inode))
+
+    def is_pending(self, image: str) -> bool:
+        """Return whether the image is still to be written, or is being written."""
+        return self._pending[image] > 0
 
     async def run(self, is_starting: Callable[[], bool]) -> None:
         """Write queued images, one at a time; never returns."""
@@ -249,6 +256,8 @@ class DiskWriter:
                 await self._write(image, inode, is_starting)
             except OSError as error:
                 log.warning("image %s was not written to the disk: %s", image[:12], error)
+            self._pending -= Counter((image,))
+            self._changed()
 
     async def _write(self, image: str, inode: int, is_starting: Callable[[], bool]) -> None:
         source = self._tier.open_file(image, inode)
@@ -273,7 +282,6 @@ class DiskWriter:
             write.finish()
         finally:
             os.close(source)
-        self._changed()
         log.info("wrote image %s to the disk in %.1f s", image[:12], time.monotonic() - begun_s)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from weakref import WeakValueDictionary
@@ -14,6 +14,7 @@ from invoker.host_tier.mapping import close_if_open, release
 from invoker.host_tier.tier import HostTier
 from invoker.loading.arrival import ImageArrival, ImageLoad, MappedImage, release_views
 from invoker.loading.cast_fetch import report_present
+from invoker.loading.fetch import from_memory
 from invoker.loading.fetch_order import FetchOrder, LoadSources
 from invoker.loading.origins import Origins, node_origin
 from invoker.loading.partial_image import PartialImage
@@ -124,6 +125,38 @@ class ImageLoader:
             if not load.users:
                 await self._leave(load)
 
+    def demotion(self, image: str) -> Callable[[], Coroutine[None, None, None]] | None:
+        """Return the copying of an image from the arena to the host tier.
+
+        None if the tier holds it, or lacks room without evicting another. The copying raises StartFailed,
+        CorruptImage if the image leaves the arena meanwhile.
+        """
+        manifest = next((one for one in self._manifests.values() if one.sha256 == image), None)
+        if manifest is None or image in self._loads or self._tier.holds(image):
+            return None
+        if self._tier.limit_bytes - self._tier.used_bytes() < manifest.nbytes:
+            return None
+        return partial(self._copy_from_arena, image, manifest)
+
+    async def _copy_from_arena(self, image: str, manifest: Manifest) -> None:
+        async with self._entering.setdefault(image, asyncio.Lock()):
+            if image in self._loads:
+                return
+            begin = partial(self._tier.begin, image, manifest.nbytes, yielding=True)
+            started = await run_in_thread(begin, undo=_discard)
+            if not isinstance(started, ImageWriter):
+                _discard(started)
+                return
+            target = PartialImage(started, manifest, lambda nbytes: None)
+            load = ImageLoad([], "arena", target)
+            self._loads[image] = load
+            load.task = asyncio.create_task(self._fill_from_arena(load), name=f"demote {image[:12]}")
+            load.task.add_done_callback(lambda task: self._ended(load, task))
+        try:
+            await load.complete()
+        finally:
+            await self._leave(load)
+
     def _report_present(self, ref: ImageRef, reported: Collection[str] = ()) -> None:
         """Publish the completion of the image's cast if it was loaded another way."""
         cast, cast_context = ref.cast, self._sources.casts
@@ -146,7 +179,7 @@ class ImageLoader:
                 if load is not None and load.users:
                     load.users += 1
                     return load
-                if load is not None:  # its last user left: it is being cancelled
+                if load is not None:  # its last user left: it is being cancelled; or it has no users
                     await asyncio.wait([load.task])
                     continue
                 mapping = await run_in_thread(self._tier.open, ref.image, undo=close_if_open)
@@ -211,6 +244,26 @@ class ImageLoader:
         finally:
             region.load_ended()
             del self._loads[ref.image]
+            self._changed()
+
+    async def _fill_from_arena(self, load: ImageLoad) -> None:
+        """Fill the target from this node's arena; peers are served from there meanwhile."""
+        target, image = load.target, load.target.manifest.sha256
+        try:
+            buffer = self._sources.device_buffer(image)
+            if buffer is None:
+                raise StartFailed(f"image {image[:12]} has left the arena")
+            await from_memory(buffer, target)
+            mapping = load.mapping = await run_in_thread(target.writer.publish, undo=close_if_open)
+            self._origins.record(image, mapping.inode, {"arena"})
+            self._check(image, mapping.inode)
+        except BaseException as error:
+            target.fail(error)
+            release_views(error)
+            await run_in_thread(target.writer.abandon)
+            raise
+        finally:
+            del self._loads[image]
             self._changed()
 
     def _ended(self, load: ImageLoad, task: asyncio.Task[None]) -> None:

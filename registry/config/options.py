@@ -227,6 +227,13 @@ class Options:
         RATE,
         shown="10gbit",
     )
+    served_copies_bytes: int = flag(
+        "--served-copies",
+        UP_GATEWAY,
+        "Host memory per host for copies of models that its accelerators hold and serve.",
+        SIZE,
+        default="0B",
+    )
 
     # --- the node
     node_id: str | None = flag(

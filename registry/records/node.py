@@ -29,7 +29,8 @@ class CachedImage:
     """An image cached on a node.
 
     `tiers` are all the tiers that hold the complete image; `pinned`: its host copy is one that the cluster
-    keeps, evicted after all others.
+    keeps, evicted after all others. `settled`: the node needs the host copy no more to check the image or to
+    write it to the disk.
     """
 
     image: str
@@ -37,6 +38,7 @@ class CachedImage:
     bytes: int
     last_used_at: float
     pinned: bool = False
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

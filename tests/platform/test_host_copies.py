@@ -101,3 +101,27 @@ def test_the_nodes_of_a_host_share_one_copy(packed: dict[str, Path], tmp_path: P
         assert (64 << 20) - free < 2 * deployed["bytes"]
     finally:
         made.down()
+
+
+def test_a_served_model_takes_one_host_copy_and_returns_to_host_memory(
+    packed: dict[str, Path], tmp_path: Path
+) -> None:
+    made = Platform(data=tmp_path, flags=("--nodes", "3", "--hosts", "3", "--keep-hot", "0s"))
+    made.up()
+    try:
+        deployed = made.json("deploy", str(packed["one"]), "--name", "one", "--keep-alive", "10m")
+
+        def copies() -> list[str]:
+            return [host for host, row in host_copies(made).items() if deployed["image"] in row]
+
+        made.run("scale", "one", "--instances", "3")
+        made.until("the pinned copy is left", lambda: len(copies()) == 1)
+        with made.http() as http:
+            body = {"model": "one", "prompt": [1, 2, 3], "max_tokens": 2}
+            assert http.post("/v1/completions", json=body).status_code == 200
+        made.run("scale", "one", "--instances", "0")
+        made.until("idle images are in host memory again", lambda: len(copies()) == 3)
+        read = made.counter("disk_read_bytes") + made.counter("store_read_bytes")
+        assert read == deployed["bytes"]
+    finally:
+        made.down()

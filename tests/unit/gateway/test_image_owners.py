@@ -14,10 +14,12 @@ from gateway.planning.plan import PendingStart, Plan
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget
 from gateway.planning.replicator import Replicator
-from registry.records.change import FunctionChanged, FunctionDeleted, NodeUp
+from registry.records.change import FunctionChanged, FunctionDeleted, InstanceChanged, NodeUp
+from registry.records.engine import EngineKind
 from registry.records.function import Function, FunctionVersion, Scaling
+from registry.records.instance import InstanceState
 from registry.records.node import CachedImage, NodeRecord, Tier
-from tests.fixtures.control import MIB, digest, make_holding, make_node, make_version
+from tests.fixtures.control import MIB, digest, make_holding, make_instance, make_node, make_version
 
 WALL = 10_000.0
 
@@ -173,6 +175,92 @@ def test_the_kept_copy_is_never_surplus() -> None:
     world.node("n0", held("a", pinned=True, used=1.0))
     world.node("n1", held("a", used=2.0))
     assert world.plan().actions == [DropAction(image=digest("a"), node="n1", tier=Tier.HOST)]
+
+
+def on_gpu(image: str, *, settled: bool = True, used: float = WALL) -> CachedImage:
+    return replace(make_holding(image, Tier.GPU, Tier.HOST, last_used_at=used), settled=settled)
+
+
+def dropped(world: World) -> list[tuple[str, str]]:
+    return [(a.image, a.node) for a in world.plan().actions if isinstance(a, DropAction)]
+
+
+def serve(world: World, name: str, node: str, state: InstanceState = InstanceState.READY) -> None:
+    record = make_instance(f"{name}-{node}", node, name=name, state=state)
+    world.state_cache.apply(InstanceChanged(record=record), world.now)
+
+
+def test_what_accelerators_serve_leaves_host_memory_but_for_the_kept_copy() -> None:
+    world = World(f="a")
+    world.node("n0", replace(on_gpu("a"), pinned=True))
+    for node in ("n1", "n2", "n3", "n4"):
+        world.node(node, on_gpu("a"))
+    world.node("n5", replace(held("a"), settled=True))
+    for node in ("n0", "n1"):
+        serve(world, "f", node)
+    serve(world, "f", "n2", InstanceState.DRAINING)
+    serve(world, "f", "n3", InstanceState.LOADING)
+    serve(world, "f", "n5")
+    assert dropped(world) == [(digest("a"), "n1"), (digest("a"), "n2")]
+    assert dropped(world) == [], "until the nodes report it, or a while has passed"
+
+
+def test_a_copy_that_is_not_checked_yet_stays() -> None:
+    world = World(f="a")
+    world.node("n0", held("a", pinned=True))
+    world.node("n1", on_gpu("a", settled=False), host="h")
+    world.node("n2", on_gpu("a"), host="h")
+    serve(world, "f", "n1")
+    serve(world, "f", "n2")
+    assert dropped(world) == []
+    world.node("n1", on_gpu("a"), host="h")
+    assert len(dropped(world)) == 1
+
+
+def test_a_copy_stays_while_a_node_of_the_host_loads_it() -> None:
+    world = World(f="a")
+    world.node("n0", held("a", pinned=True))
+    world.node("n1", on_gpu("a"), host="h")
+    world.node("n2", replace(held("a"), settled=True), host="h")
+    serve(world, "f", "n1")
+    serve(world, "f", "n2", InstanceState.LOADING)
+    assert dropped(world) == []
+    serve(world, "f", "n2")
+    assert dropped(world) == [], "it has no copy of its own"
+    world.node("n2", on_gpu("a"), host="h")
+    assert len(dropped(world)) == 1
+
+
+def test_cuda_nodes_keep_host_copies_as_not_all_peers_read_gpu_memory() -> None:
+    world = World(f="a")
+    world.node("n0", held("a", pinned=True))
+    world.node("n1", on_gpu("a"), device="cuda:0")
+    serve(world, "f", "n1")
+    assert dropped(world) == []
+
+
+def test_other_engines_map_the_host_copy() -> None:
+    world = World(f="a")
+    made = replace(world.deploy("f", "a"), engine=EngineKind.VLLM)
+    head = world.state_cache.functions["f"]
+    world.state_cache.apply(FunctionChanged(function=head, version=made), 0.0)
+    world.node("n0", held("a", pinned=True))
+    world.node("n1", on_gpu("a"))
+    serve(world, "f", "n1")
+    assert dropped(world) == []
+
+
+def test_a_host_keeps_served_copies_within_its_bytes_the_latest_used_first() -> None:
+    world = World(a="a", b="b", c="c")
+    world.replicator = Replicator(world.planner, served_copies_bytes=2 * MIB)
+    world.node("n1", on_gpu("a", used=WALL - 3), on_gpu("b", used=WALL - 9), on_gpu("c"), host_bytes=8 * MIB)
+    for name in "abc":
+        head = replace(world.state_cache.functions[name], scaling=Scaling(host_copies=0))
+        version = world.state_cache.current(name)
+        assert version is not None
+        world.state_cache.apply(FunctionChanged(function=head, version=version), world.now)
+        serve(world, name, "n1")
+    assert dropped(world) == [(digest("b"), "n1")]
 
 
 def test_a_start_waits_until_others_keep_what_it_would_push_out() -> None:

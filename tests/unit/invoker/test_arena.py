@@ -1,16 +1,18 @@
 """The CPU arena, and the images that live in it."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from invoker.base.errors import OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
-from invoker.instances.device_cache import DeviceCache, DeviceImageState
+from invoker.instances.device_cache import Copying, DeviceCache, DeviceImageState
 from invoker.instances.device_copy import ImagePiece, copy_arriving, cut_spans
 from invoker.memory.arena import COPY_CHUNK_BYTES, CpuArena
 from rdmacast.server.region import GrowingRegion
 from registry.clock import FakeClock
+from tests.fixtures.patience import until
 
 MIB = 1 << 20
 
@@ -118,6 +120,75 @@ async def test_idle_images_make_room_least_recently_used_first() -> None:
     device_cache.release(used)
     assert device_cache.evictions == 1
     arena.close()
+
+
+class Demotions:
+    """Copies to host memory which end when `done` is set."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.done = asyncio.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, image: str) -> Copying:
+        return partial(self._copy, image)
+
+    async def _copy(self, image: str) -> None:
+        self.begun.append(image)
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+
+
+async def demoting(keep_hot_s: float = 0.0) -> tuple[DeviceCache, Demotions]:
+    """Return a cache with the idle image "a", whose copy to host memory has begun."""
+    demotions = Demotions()
+    cache = DeviceCache(CpuArena(MIB), keep_hot_s, FakeClock(), lambda: None, lambda _: None, demotions)
+    device_image = cache.reserve("a", MIB // 2)
+    cache.settle(device_image, loaded=True)
+    cache.release(device_image)
+    await until(lambda: bool(demotions.begun))
+    return cache, demotions
+
+
+async def until_idle(cache: DeviceCache) -> None:
+    """Wait for the end of all copies to host memory."""
+    await until(lambda: not cache.is_demoting)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("no room")], ids=["copied", "failed"])
+async def test_an_idle_image_is_copied_to_host_memory_before_it_is_freed(error: Exception | None) -> None:
+    cache, demotions = await demoting()
+    assert cache.holds("a")
+    demotions.error = error
+    demotions.done.set()
+    await until_idle(cache)
+    assert demotions.begun == ["a"] and not cache.holds("a")
+
+
+async def test_an_image_used_again_while_it_is_copied_stays() -> None:
+    cache, demotions = await demoting()
+    used = cache.acquire("a")
+    demotions.done.set()
+    await until_idle(cache)
+    assert used is not None and cache.holds("a")
+    cache.release(used)
+    await until_idle(cache)
+    assert demotions.begun == ["a", "a"] and not cache.holds("a")
+
+
+async def test_room_that_is_needed_does_not_wait_for_the_copy() -> None:
+    cache, demotions = await demoting()
+    cache.free_region(cache.reserve_region(MIB))
+    assert not cache.holds("a")
+    demotions.done.set()
+    await until_idle(cache)
+
+
+async def test_closing_ends_the_copies() -> None:
+    cache, _ = await demoting()
+    await cache.aclose()
+    assert not cache.is_demoting
 
 
 async def test_those_who_joined_a_load_learn_of_its_end() -> None:

@@ -25,7 +25,8 @@ from rdmacast.transports.connector import Connector
 from registry.clock import SystemClock
 from registry.errors import RemoteError
 from registry.messages.images import DropImage, WarmImage
-from registry.messages.node import Acknowledged, InstanceProgress, InstanceStarted
+from registry.messages.node import Acknowledged, InstanceProgress, InstanceStarted, StopInstance
+from registry.records.node import Tier
 from tests.fixtures.invoker import FakeCluster, make_image, start_request, two_nodes
 from tests.fixtures.patience import PATIENCE_S
 
@@ -135,6 +136,38 @@ async def test_evicted_images_give_their_memory_back_at_once(tmp_path: Path) -> 
             assert deleted(cluster) == 0
     finally:
         gc.enable()
+
+
+async def test_an_idle_image_without_a_host_copy_returns_to_host_memory(tmp_path: Path) -> None:
+    image = make_image("a", 3 << 20)
+    async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0", "--keep-hot", "0s") as node:
+        await cluster.put(image)
+        await node.ask(start_request("i1", image))
+        await node.ask(DropImage(image=image.digest, tier="host"))
+        (holding,) = (await node.record()).holdings
+        assert holding.tiers == (Tier.GPU,)
+        await node.ask(StopInstance(instance_id="i1"))
+        while (record := await node.record()).gpu_free_bytes < record.gpu_bytes:
+            pass
+        (holding,) = record.holdings
+        assert holding.tiers == (Tier.HOST,)
+        assert (cluster.shm / "h0" / image.digest).read_bytes() == image.data
+        counters = record.counters
+        assert counters["disk_read_bytes"] == len(image.data) and counters["store_read_bytes"] == 0
+
+
+async def test_an_idle_image_is_freed_at_once_where_host_memory_is_full(tmp_path: Path) -> None:
+    image, other = make_image("a", 9 << 20), make_image("b", 9 << 20)
+    async with FakeCluster(tmp_path) as cluster, cluster.node("n0", "h0", "--keep-hot", "0s") as node:
+        for one in (image, other):
+            await cluster.put(one)
+        await node.ask(start_request("i1", image))
+        await node.ask(DropImage(image=image.digest, tier="host"))
+        await node.ask(WarmImage(image=other.ref()))
+        await node.ask(StopInstance(instance_id="i1"))
+        record = await node.record()
+        assert record.gpu_free_bytes == record.gpu_bytes
+        assert [holding.image for holding in record.holdings] == [other.digest]
 
 
 async def test_a_load_left_while_it_is_published_holds_no_image(tmp_path: Path) -> None:
