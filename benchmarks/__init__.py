@@ -11,6 +11,7 @@
 - `gateway_overhead`: what the platform adds to a call
 - `gpu_check`: checks and figures of a machine with a GPU
 - `harness`: what benchmarks share
+- `host_copies`: copies in host memory of a model that accelerators serve
 - `keyless_connections`: the memory that connections without a key cost a gateway
 - `ledger_archive`: millions of ledger records through the archive, and reports over them
 - `live_picture`: one load that serves requests meanwhile, drawn

@@ -1,0 +1,171 @@
+"""Measure how many host copies a served model takes, and how soon its instances start from one of them.
+
+Runs `hypercast up` with --nodes nodes, each on a virtual host of its own, deploys a random Llama on the
+processor, and in each of --rounds starts an instance on every node from the single host copy that the cluster
+keeps. Then all instances serve for --minutes, with a request every half second. Contenders run one after the
+other:
+hypercast   hosts drop their copies once their accelerators serve the model
+all-copies  hosts keep them (`--served-copies`)
+
+`seconds` are those of the starts, from the order until all instances are ready; `mean_copies` is the integral
+of host bytes from the first order of the last round until the end, divided by that time and by the size of
+the image; `limit_copies` is the one copy that the cluster keeps.
+
+example:
+  python -m benchmarks.host_copies --minutes 10 --rounds 3 --json host-copies.json
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from benchmarks.harness.arguments import at_least, benchmark_parser, positive, say
+from benchmarks.harness.local_platform import (
+    PLATFORM_FAILURES,
+    LocalPlatform,
+    PlatformStateError,
+    running_platform,
+)
+from benchmarks.harness.processes import ROOT
+from benchmarks.harness.random_llama import write_random_llama
+from benchmarks.harness.records import Record, Recording, chosen, describe_run, recording, timed
+from benchmarks.trace.measures import integral
+from benchmarks.trace.watch import UsageMonitor, UsageSample
+
+_NAME = "served"
+_TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
+_CONTENDERS = {"hypercast": (), "all-copies": ("--served-copies", "1024GiB")}
+_PATIENCE_S = 120.0
+_PAUSE_S = 0.05
+_CALL_EVERY_S = 0.5
+_PROMPT = [1, 2, 3, 4]
+
+
+def measure(args: argparse.Namespace, out: Recording) -> None:
+    """Run both contenders. Raises what PLATFORM_FAILURES names."""
+    common = {
+        **chosen(args, "nodes", "minutes", "rounds", "layers"),
+        **describe_run("benchmarks.host_copies"),
+    }
+    with tempfile.TemporaryDirectory(prefix="hypercast-host-copies-") as folder:
+        model = Path(folder) / "model"
+        write_random_llama(model, _TOKENIZER, args.layers)
+        for name, flags in _CONTENDERS.items():
+            say(f"{name}: starting {args.nodes} nodes")
+            with running_platform(None, *flags, "--keep-hot", "0s", nodes=args.nodes) as platform:
+                out.add(_run(name, platform, model, args, common))
+
+
+def _run(name: str, platform: LocalPlatform, model: Path, args: argparse.Namespace, common: Record) -> Record:
+    deployed = platform.json("deploy", str(model), "--name", _NAME, "--keep-alive", "24h")
+    seconds, nbytes = [], int(deployed["bytes"])
+    with UsageMonitor(f"unix://{platform.data / 'redis.sock'}") as monitor:
+        for turn in range(args.rounds):
+            _leave_one_copy(platform, monitor, nbytes)
+            begun_s = time.monotonic()
+            platform.command("scale", _NAME, "--instances", str(args.nodes), "--wait")
+            seconds.append(time.monotonic() - begun_s)
+            say(f"{name}: start {turn + 1} of {args.rounds} took {seconds[-1]:.2f} s")
+        with _calls(platform) as answered:
+            ends_s = begun_s + 60 * args.minutes
+            while (left_s := ends_s - time.monotonic()) > 0:
+                say(f"{name}: {left_s:.0f} s left, {monitor.samples[-1].host_bytes / nbytes:.1f} host copies")
+                time.sleep(min(left_s, 10.0))
+    copies = mean_copies(monitor.samples, nbytes, begun_s, ends_s)
+    figures = {"mean_copies": copies, "limit_copies": 1.0, "calls": len(answered)}
+    return timed(name, {**common, "image_bytes": nbytes}, seconds, **figures)
+
+
+def mean_copies(samples: Sequence[UsageSample], nbytes: int, from_s: float, to_s: float) -> float:
+    """Return the mean number of host copies between two moments of the monotonic clock."""
+    series = [(sample.at_s, float(sample.host_bytes)) for sample in samples]
+    return integral(series, from_s, to_s) / (to_s - from_s) / nbytes
+
+
+def _leave_one_copy(platform: LocalPlatform, monitor: UsageMonitor, nbytes: int) -> None:
+    """Stop all instances and drop all copies but the kept one. Raises PlatformStateError."""
+    platform.command("scale", _NAME, "--instances", "0")
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        latest = monitor.samples[-1]
+        if not latest.allocated and latest.host_bytes == nbytes and not _on_accelerators(platform):
+            return
+        if time.monotonic() > deadline_s:
+            raise PlatformStateError(f"{latest.host_bytes / nbytes:g} host copies are left, not one")
+        if not latest.allocated and latest.host_bytes > nbytes:
+            platform.command("evict", _NAME)
+        time.sleep(_PAUSE_S)
+
+
+def _on_accelerators(platform: LocalPlatform) -> bool:
+    nodes: list[dict[str, Any]] = platform.json("nodes")
+    return any(tiers["gpu"] for tiers in (node["tiers"] for node in nodes))
+
+
+@contextmanager
+def _calls(platform: LocalPlatform) -> Iterator[list[float]]:
+    """Send requests, one after the other, until the block ends; yield the seconds that each took.
+
+    Raises what the first failed one raised.
+    """
+    took: list[float] = []
+    failures: list[Exception] = []
+    stop = threading.Event()
+
+    def send() -> None:
+        headers = {"Authorization": f"Bearer {platform.admin_key}"}
+        body = {"model": _NAME, "prompt": _PROMPT, "max_tokens": 4}
+        try:
+            with httpx2.Client(base_url=platform.url, headers=headers, timeout=_PATIENCE_S) as client:
+                while not stop.wait(_CALL_EVERY_S):
+                    begun_s = time.monotonic()
+                    client.post("/v1/completions", json=body).raise_for_status()
+                    took.append(time.monotonic() - begun_s)
+        except httpx2.HTTPError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=send, name="calls")
+    thread.start()
+    try:
+        yield took
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def show(row: Record) -> str:
+    """Format a record as one line."""
+    return (
+        f"{row['name']:11} {row['mean_copies']:5.2f} host copies  "
+        f"all instances ready after {row['median_s']:.2f} s  {row['calls']} calls"
+    )
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line; exit with a message if it is wrong."""
+    parser = benchmark_parser("benchmarks.host_copies", __doc__)
+    add = parser.add_argument
+    add("--nodes", type=at_least(2), default=8, help="nodes, each with an instance")
+    add("--minutes", type=positive, default=10.0, help="minutes of serving")
+    add("--rounds", type=at_least(1), default=3, help="starts of all instances from one copy")
+    add("--layers", type=at_least(1), default=1, help="layers of the model, about 51 MB each")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    args = parse()
+    with recording("host-copies", json=args.json, show=show, failures=PLATFORM_FAILURES) as out:
+        measure(args, out)
+
+
+if __name__ == "__main__":
+    main()
