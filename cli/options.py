@@ -17,7 +17,7 @@ from registry.config.option_types import SIZE as SIZE
 from registry.config.option_types import Parsed
 from registry.config.options import default_data_dir
 from registry.errors import InvalidRecord
-from registry.records.function import ScalingMode, check_name
+from registry.records.function import ScalingMode, ServingMode, check_name
 from registry.records.live import LiveMode
 from registry.units.moments import parse_moment
 
@@ -70,6 +70,12 @@ def scaling_options(command: F) -> F:
             "tbt_target_s",
             type=DURATION,
             help="Target time between tokens for --scaling load.  [default: 200ms]",
+        ),
+        click.option(
+            "--serving",
+            type=click.Choice([mode.value for mode in ServingMode]),
+            help="Run prompts and continue them on the same instances, or on different ones, with --scaling "
+            "load.  [default: colocated]",
         ),
         click.option(
             "--live", type=LIVE, help="Serve requests while the model is still loading.  [default: auto]"

@@ -11,6 +11,7 @@ import numpy as np
 from invoker.base.errors import InvalidWork, NoSuchInstance
 from invoker.engine.contract import EngineCall, EngineError, NewSequence, TokenOutput
 from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import EngineRunner
 from invoker.handlers.running import HandlerOutput
 from invoker.instances.calls import Calls, HeldCall
@@ -41,6 +42,7 @@ _DTYPES = frozenset({"float32", "float16", "int64", "int32", "uint8"})
 
 
 GenerateTokens = Callable[[NewSequence, EngineCall], AsyncGenerator[TokenOutput, None]]
+ContinueTokens = Callable[[NewSequence, EngineCall, Sequence[KvSlice]], AsyncGenerator[TokenOutput, None]]
 LocateKv = Callable[[str], KvLocation | None]  # the location of exported K and V, by their name
 
 
@@ -49,10 +51,17 @@ def generate(
 ) -> AsyncGenerator[Reply, None]:
     """Yield generated tokens, those available together in one message, then the usage."""
     runner = _runner(instance)
-    run: GenerateTokens = runner.generate
-    if request.kv is not None and runner.kv_shape is not None:
-        run = partial(_with_kv, runner, runner.kv_shape, instance.prefill, request.kv, connector)
-    return _generate(run, instance.working(), instance.account, request, clock, calls)
+    shape, run, locate = runner.kv_shape, runner.generate, _nowhere
+    if request.hand_off and shape is not None and isinstance(runner, EngineRunner):
+        run = partial(runner.generate, export=connector.exporter(instance.id))
+        locate = partial(connector.location, instance.id, shape.layers)
+    if request.kv is not None and shape is not None:
+        run = partial(_with_kv, run, shape, instance.prefill, request.kv, connector)
+    return _generate(run, instance.working(), instance.account, request, clock, calls, locate)
+
+
+def _nowhere(_: str) -> KvLocation | None:
+    return None
 
 
 def generate_by(
@@ -66,7 +75,7 @@ def generate_by(
 
 
 async def _with_kv(
-    runner: ModelRunner,
+    run: ContinueTokens,
     shape: KvShape,
     rate: PrefillRate,
     at: KvLocation,
@@ -74,10 +83,10 @@ async def _with_kv(
     sequence: NewSequence,
     call: EngineCall,
 ) -> AsyncGenerator[TokenOutput, None]:
-    """Continue a request that has moved here from a pipeline."""
+    """Continue a request that has moved here."""
     tokens = len(sequence.prompt_ids) + len(sequence.generated_ids)
     kv = await connector.load(sequence.request_id, tokens, at, shape, rate)
-    async with aclosing(runner.generate(sequence, call, kv)) as outputs:
+    async with aclosing(run(sequence, call, kv)) as outputs:
         del kv  # freed once the engine has copied it
         async for output in outputs:
             yield output
@@ -90,7 +99,7 @@ async def _generate(
     request: Generate,
     clock: Clock,
     calls: Calls,
-    locate_kv: LocateKv = lambda _: None,
+    locate_kv: LocateKv,
 ) -> AsyncGenerator[Reply, None]:
     sequence = NewSequence(
         request_id=request.request_id,

@@ -1,6 +1,7 @@
 """`list`, `describe`, `rollback` and `delete`."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,6 +214,7 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Image": image(current),
         "Instances": f"{scaling['min_instances']} to {'one per node' if most is None else most}, "
         + scaled_by(scaling),
+        "Serving": disaggregated(scaling, live.get("roles", {})),
         "Decision": decided(function.get("decision")),
         "Keep-alive": f"stops after {duration(scaling['keep_alive_s'])} without requests; "
         f"stays in host memory for {duration(scaling['host_keep_alive_s'])}"
@@ -232,6 +234,16 @@ def scaled_by(scaling: dict[str, Any]) -> str:
             f"{duration(scaling['tbt_target_s'])}; down after {duration(scaling['scale_down_delay_s'])}"
         )
     return f"another above {scaling['target_concurrency']} concurrent requests each"
+
+
+def disaggregated(scaling: dict[str, Any], roles: dict[str, str]) -> str:
+    """Return how many instances have which role, "" for colocated serving."""
+    if scaling.get("serving") != "disaggregated":
+        return ""
+    counts = Counter(roles.values())
+    if not counts:
+        return "disaggregated (its instances run prompts and continue them while there are fewer than two)"
+    return f"disaggregated: {counts['prefill']} for prompts, {counts['decode']} to decode"
 
 
 def decided(decision: dict[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ _ON = click.option("--on", "on", multiple=True, metavar="NODE", help="Only on th
 _CHANGED = {
     "live": "live loading",
     "policy": "scaling by",
+    "serving": "serving",
     "scale_down_delay_s": "delay of scaling down",
     "ttft_target_s": "target time to first token",
     "tbt_target_s": "target time between tokens",
@@ -73,6 +74,7 @@ def scale_command(
       hypercast scale tiny-coder --instances 0
       hypercast scale tiny-coder --live pipeline
       hypercast scale tiny-coder --scaling load --scale-down-delay 500ms
+      hypercast scale tiny-coder --serving disaggregated
     """
     settings = {key: value for key, value in changes.items() if value is not None}
     if instances is None and not settings:

@@ -3,12 +3,12 @@
 Time is the caller's monotonic clock.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.cluster.replicas import PipelineReplica, pipeline_replica
 from registry.records.change import LiveChanged
-from registry.records.live import LiveRecord
+from registry.records.live import InstanceRole, LiveRecord
 
 _MAX_CLOSED = 4096  # pipelines that have closed
 
@@ -82,6 +82,11 @@ class LiveStateCache:
     def record(self, function: str, version: int) -> LiveRecord | None:
         entry = self._entries.get((function, version))
         return None if entry is None else entry.record
+
+    def roles(self, function: str, version: int) -> Mapping[str, InstanceRole]:
+        """Return the roles of instances, by id."""
+        entry = self._entries.get((function, version))
+        return {} if entry is None else entry.record.roles
 
     def replicas(
         self, function: str, version: int, usable: Callable[[str], bool]

@@ -44,6 +44,7 @@ class QueuedRequest:
         "error",
         "failure_serial",
         "goes_to",
+        "handed_off",
         "has_token",
         "hot",
         "instance",
@@ -80,6 +81,7 @@ class QueuedRequest:
         self.assigned_s = arrived_s  # when it got `instance`
         self.has_token = False  # `instance` has produced a token
         self.goes_to = ""  # the instance that takes the call over from a pipeline; "" for any
+        self.handed_off = False  # by a prefill instance: a decode instance continues it
         self.error: DispatchError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -104,13 +106,17 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """The calls of one function version: `held` wait, fairly by tenant; the others are on replicas."""
+    """The calls of one function version: some wait, fairly by tenant; the others are on replicas.
+
+    `held` are all calls but those that a prefill instance has handed off: these are `handed`.
+    """
 
     def __init__(self, key: VersionKey) -> None:
         self.key = key
         self.held: WeightedFairQueue[QueuedRequest] = WeightedFairQueue()
+        self.handed: WeightedFairQueue[QueuedRequest] = WeightedFairQueue()
         self.moving: dict[int, QueuedRequest] = {}  # of `held`: bound for one instance, by arrival
-        self.tenants = TenantCounts()  # of `held`
+        self.tenants = TenantCounts()  # of all that wait
         self.held_tokens = 0  # prompt tokens of `held`
         self.prefilling_tokens = 0  # prompt tokens of calls on replicas that have no token yet
         self.kv_tokens = 0  # of all calls
@@ -118,11 +124,24 @@ class RequestQueue:
         self.stage: WaitStage | None = None  # last reported to `held`
 
     def __repr__(self) -> str:
-        return f"<RequestQueue {self.key} held={len(self.held)} in_flight={self.in_flight}>"
+        return f"<RequestQueue {self.key} held={self.waiting} in_flight={self.in_flight}>"
 
     @property
     def in_flight(self) -> int:
-        return self.held.active
+        return self.held.active + self.handed.active
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait."""
+        return len(self.held) + len(self.handed)
+
+    def calls(self) -> list["QueuedRequest"]:
+        """Return the calls that wait."""
+        return [*self.held, *self.handed]
+
+    def line(self, queued: QueuedRequest) -> WeightedFairQueue[QueuedRequest]:
+        """Return the queue in which a call is counted."""
+        return self.handed if queued.handed_off else self.held
 
 
 class Admission:
@@ -169,7 +188,7 @@ class Admission:
             function=queue.key.function,
             version=queue.key.version,
             in_flight=queue.in_flight,
-            held=len(queue.held),
+            held=queue.waiting,
             held_tokens=queue.held_tokens,
             prefilling_tokens=queue.prefilling_tokens,
             kv_tokens=queue.kv_tokens,
@@ -198,7 +217,7 @@ class Admission:
         """Add a new call to its queue. Raises DispatchError if that is full and no other call is evicted."""
         queue = self.queue(queued.key)
         limits = self._limits
-        if len(queue.held) >= limits.held_per_function:
+        if queue.waiting >= limits.held_per_function:
             self._evict_for(queued, queue.tenants, (queue,))
             queue = self.queue(queued.key)
         elif self._tenants.total >= limits.held:
@@ -234,16 +253,31 @@ class Admission:
             queue.prefilling_tokens -= queued.waiting_tokens
         # A call that a pipeline hands off comes with its KV cache.
         queued.waiting_tokens = 0 if queued.goes_to else queued.tokens.prompt
-        queue.held.requeue(queued)
+        if queued.handed_off:  # its decode instance was lost, and its KV cache with it
+            queue.handed.finish(queued.tenant)
+            queued.handed_off = False
+            queue.held.put_back(queued)
+        else:
+            queue.held.requeue(queued)
         if queued.goes_to:
             queue.moving[queued.arrival] = queued
+        self._count(queue, queued)
+        queued.instance = None
+
+    def hand_off(self, queued: QueuedRequest) -> None:
+        """Take a call off the prefill instance that has run its prompt; it waits for a decode instance."""
+        queue = self._queues[queued.key]
+        queued.waiting_tokens = 0
+        queue.line(queued).finish(queued.tenant)
+        queued.handed_off = True
+        queue.handed.put_back(queued)
         self._count(queue, queued)
         queued.instance = None
 
     def assign(self, queued: QueuedRequest, instance: Replica) -> None:
         """Move a queued call to a replica."""
         queue = self._queues[queued.key]
-        queue.held.start(queued)
+        queue.line(queued).start(queued)
         self._discount(queue, queued)
         queue.prefilling_tokens += queued.waiting_tokens
         queued.goes_to = ""
@@ -262,13 +296,12 @@ class Admission:
             self._dequeue(queued)
             return self._queues.get(queued.key)
         queue = self._queues[queued.key]
-        held = queue.held
-        held.finish(queued.tenant)
+        queue.line(queued).finish(queued.tenant)
         queue.kv_tokens -= queued.tokens.kv
         if not queued.has_token:
             queue.prefilling_tokens -= queued.waiting_tokens
         queued.instance = None
-        if held.active or held:
+        if queue.in_flight or queue.waiting:
             return queue
         del self._queues[queued.key]
         return None
@@ -295,14 +328,14 @@ class Admission:
         queue = self._queues.get(key)
         return DispatchError(
             "overloaded",
-            f"{len(queue.held) if queue else 0} calls are queued for {key.function}, {self.held} in total",
+            f"{queue.waiting if queue else 0} calls are queued for {key.function}, {self.held} in total",
             status=503,
             retry_after_s=self._limits.retry_after_s,
         )
 
     def _dequeue(self, queued: QueuedRequest) -> None:
         queue = self._queues.get(queued.key)
-        if queue is not None and queue.held.remove(queued):
+        if queue is not None and queue.line(queued).remove(queued):
             self._discount(queue, queued)
             queue.kv_tokens -= queued.tokens.kv
             self._tidy(queued.key)
@@ -330,7 +363,7 @@ class Admission:
 
     def _tidy(self, key: VersionKey) -> None:
         queue = self._queues.get(key)
-        if queue is not None and not queue.held and not queue.in_flight:
+        if queue is not None and not queue.waiting and not queue.in_flight:
             del self._queues[key]
 
 

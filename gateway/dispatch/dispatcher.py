@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.context import ClusterContext
@@ -15,6 +16,7 @@ from gateway.core.open_call import DeadlineTimer
 from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.execution import RequestExecution
+from gateway.dispatch.fairness import WeightedFairQueue
 from gateway.dispatch.outcomes import ReplicaOutcome
 from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
@@ -24,10 +26,12 @@ from gateway.planning.placement import unschedulable_reason
 from registry.records.change import InstanceChanged
 from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.live import InstanceRole
 
 # How long calls wait while the shared state is unreachable, so that no start can be made.
 _CUT_OFF_S = 3.0
 # Delay of the load report for calls that never wait.
+R = TypeVar("R", bound=Replica)
 _LOAD_DELAY_S = 0.05
 
 
@@ -144,9 +148,19 @@ class CallDispatcher:
             self.counts.moved += 1
         else:
             self.counts.rerouted += 1
-        self._admission.requeue(queued)
+        if outcome is ReplicaOutcome.MOVED and isinstance(instance, InstanceRecord) and not queued.goes_to:
+            self._admission.hand_off(queued)
+        else:
+            self._admission.requeue(queued)
         self._demand.changed(urgent=True)
         self._changes.notify()  # the state cache changed
+
+    def hands_off(self, key: VersionKey, server: Replica) -> bool:
+        """Return whether a decode instance continues the replica's calls after their first token."""
+        roles = self._state_cache.live.roles(key.function, key.version)
+        return roles.get(server.instance_id) is InstanceRole.PREFILL and any(
+            roles.get(one.instance_id) is InstanceRole.DECODE for one in self._state_cache.ready(key)
+        )
 
     def on_first_token(self, queued: QueuedRequest) -> None:
         """Record the first token of a call on its replica, which may have room for another one now."""
@@ -168,8 +182,10 @@ class CallDispatcher:
         self._admission.expect(queued)
         queue = self._admission.find(key)
         first = queue is None or not queue.held
-        if first and ready and not state_cache.pipelines(key) and self._start(queued, ready):
-            return queued
+        if first and ready and not state_cache.pipelines(key):
+            able = self._able(key, ready, InstanceRole.PREFILL)
+            if self._start(queued, able):
+                return queued
         queue = self._admission.enqueue(queued)
         self._assign_ready(queue, state_cache.replicas(key))
         starts_to_wait = queued.instance is None and first
@@ -226,11 +242,11 @@ class CallDispatcher:
         """Assign queued calls to replicas with free slots."""
         for queue in self._admission.queues():
             self._assign_held(queue)
-            if queue.held and not self._state_cache.ready(queue.key):
+            if queue.waiting and not self._state_cache.ready(queue.key):
                 self._report_stage(queue)
 
     def _assign_held(self, queue: RequestQueue) -> None:
-        if queue.held:
+        if queue.waiting:
             self._assign_ready(queue, self._state_cache.replicas(queue.key))
 
     def _assign_ready(self, queue: RequestQueue, ready: Sequence[Replica]) -> None:
@@ -241,13 +257,32 @@ class CallDispatcher:
                 queued.ready_s = now if queued.ready_s is None else queued.ready_s
         for queued in list(queue.moving.values()):
             self._move(queued, ready)
-        slots = sum(map(concurrency_of, ready))
-        while (following := queue.held.first()) is not None:
+        if queue.handed:  # their clients already receive tokens
+            self._fill(queue, queue.handed, self._able(queue.key, ready, InstanceRole.DECODE), now)
+        self._fill(queue, queue.held, self._able(queue.key, ready, InstanceRole.PREFILL), now)
+
+    def _able(self, key: VersionKey, ready: Sequence[R], role: InstanceRole) -> Sequence[R]:
+        """Return the replicas with this role, or without one; all if there are none."""
+        roles = self._state_cache.live.roles(key.function, key.version)
+        if not roles:
+            return ready
+        return [server for server in ready if roles.get(server.instance_id, role) is role] or ready
+
+    def _fill(
+        self,
+        queue: RequestQueue,
+        line: WeightedFairQueue[QueuedRequest],
+        able: Sequence[Replica],
+        now: float,
+    ) -> None:
+        """Assign calls of one of the queue's lines while replicas have room."""
+        slots = sum(map(concurrency_of, able))
+        while (following := line.first()) is not None:
             # Its tenant has the fewest calls in service: if it is not below its share, none is.
-            over_commit = following.batches and queue.held.is_below_share(following.tenant, slots)
-            paced = self._paced(following)
+            over_commit = following.batches and line.is_below_share(following.tenant, slots)
+            paced = None if following.handed_off else self._paced(following)
             choice = self.slots.choose(
-                ready,
+                able,
                 self._rng,
                 now,
                 over_commit=over_commit,
@@ -301,7 +336,7 @@ class CallDispatcher:
         stage = self.stage(queue.key)
         if stage != queue.stage:
             queue.stage = stage
-            for queued in queue.held:
+            for queued in queue.calls():
                 queued.wake()
 
     def _reject_unservable(self, queue: RequestQueue) -> None:
@@ -314,13 +349,13 @@ class CallDispatcher:
         coming = bool(state_cache.starting(key))
         unavailable = self._state_unavailable()
         if unavailable is not None:
-            for queued in list(queue.held):
+            for queued in queue.calls():
                 self._admission.reject(queued, unavailable)
             return
         if not (deleted or why or (state_cache.backoff.failures(key) and not coming)):
             return  # the usual case, with possibly thousands of queued calls
         usable = {node.id for node in state_cache.usable_nodes()}
-        for queued in list(queue.held):
+        for queued in queue.calls():
             if deleted:
                 error = DispatchError(
                     "model_not_found", f"the function {key.function} was deleted", status=404

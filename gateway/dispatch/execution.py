@@ -56,7 +56,7 @@ class _State(Enum):
     QUEUED = "queued"
     ASSIGNED = "assigned"  # to a replica, which has not got it yet
     RUNNING = "running"
-    MOVING = "moving"  # handed off by a pipeline: continues elsewhere once its usage is reported
+    MOVING = "moving"  # handed off: continues elsewhere once its usage is reported
     FINISHED = "finished"  # the last output has arrived, only the usage is missing
     OVER = "over"
 
@@ -86,6 +86,8 @@ class RequestRouter(Protocol):
     @property
     def tokenizers(self) -> TokenizerSender: ...
 
+    def hands_off(self, key: VersionKey, server: Replica) -> bool: ...
+
     def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None: ...
 
     def on_first_token(self, queued: QueuedRequest) -> None: ...
@@ -106,7 +108,7 @@ class RequestExecution(OpenCall):
     _shown: WaitStage | None = None
     _opened: NodeCall | None = None
     _pipeline = ""  # name of the pipeline that runs it now
-    _kv: KvLocation | None = None  # of its KV cache, at the pipeline that handed it off
+    _kv: KvLocation | None = None  # of its KV cache, where it was handed off
     _outputs_before = 0  # outputs of earlier tries
     _forwarded: ForwardedChunk | None = None  # the latest, which has the tokens so far
 
@@ -275,6 +277,8 @@ class RequestExecution(OpenCall):
             if outcome not in MAYBE_STARTED and self.outputs == self._outputs_before:
                 del self._replica_calls[self._current :]  # rejected before it began
                 self._tries -= 1
+        if outcome is not ReplicaOutcome.FULL:
+            self._kv = None  # fetched, or not needed where the call goes now
         # A full replica is no failure: the call keeps waiting under its own deadlines.
         self._tries_left -= outcome is not ReplicaOutcome.FULL
         if not self._tries_left:
@@ -327,8 +331,10 @@ class RequestExecution(OpenCall):
             return work
         if isinstance(server, PipelineReplica):
             work = msgspec.structs.replace(work, pipeline=server.instance_id)
-        elif self._kv is not None:
-            work = msgspec.structs.replace(work, kv=self._kv)
+        else:
+            hand_off = self._router.hands_off(self._queued.key, server)
+            if self._kv is not None or hand_off:
+                work = msgspec.structs.replace(work, kv=self._kv, hand_off=hand_off)
         if self._token_ids:
             return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._token_ids))
         return work

@@ -140,6 +140,16 @@ class WeightedFairQueue(Generic[T]):
         queue.active += 1
         self.active += 1
 
+    def put_back(self, item: T) -> None:
+        """Add an item that was in service in another queue, in order of arrival."""
+        queue = self._tenant_queue(item.tenant)
+        waited = queue.waits
+        insort(queue.returned, item, key=_BY_ARRIVAL)
+        self._waiting += 1
+        if not waited:
+            queue.tag = max(queue.tag, self._now)
+            self._place(queue)
+
     def requeue(self, item: T) -> None:
         """Move an item in service back into the queue, in order of arrival."""
         queue = self._tenants[item.tenant]

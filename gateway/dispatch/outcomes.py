@@ -17,7 +17,7 @@ class ReplicaOutcome(Enum):
     GONE = "gone"  # no such instance
     FULL = "full"  # no free slot
     STAGE_LOST = "stage lost"  # another node of the pipeline failed
-    MOVED = "moved"  # handed off by a pipeline, on request or because it ends
+    MOVED = "moved"  # handed off: by a pipeline, on request or because it ends, or by a prefill instance
 
 
 REFUSALS: Mapping[str, ReplicaOutcome] = {

@@ -29,7 +29,7 @@ from registry.messages.images import (
     UnpinImage,
     WarmImage,
 )
-from registry.messages.live import HandOffCalls, OpenPipeline
+from registry.messages.live import MOVED, HandOffCalls, KvLocation, KvStage, OpenPipeline
 from registry.messages.node import (
     Acknowledged,
     Array,
@@ -71,6 +71,12 @@ def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
     for _ in range(count):
         context += (next_token(context),)
     return list(context[len(prompt) :])
+
+
+def kv_of(work: Generate) -> KvLocation:
+    """Return where a prefill instance has exported the K and V of a call."""
+    stage = KvStage(link=work.instance_id, host="h", first=0, last=1)
+    return KvLocation(pipeline=work.instance_id, epoch=0, sequence=work.request_id, stages=(stage,))
 
 
 def _record(id_: str, *, gpu_bytes: int = 1 << 30, **facts: Any) -> NodeRecord:
@@ -341,13 +347,23 @@ class FakeNode:
                     await self.token.through()
                     context += (next_token(context, self._vocabulary),)
                     reason = "length" if i + 1 == sampling.max_tokens else ""
+                    if work.hand_off and not reason:
+                        reason = MOVED
                     used_us = self.use(work.request_id)
                     logprobs = () if sampling.logprobs is None else (TokenLogprob(-context[-1] / 1000),)
                     await send(
-                        Tokens(ids=context[-1:], logprobs=logprobs, finish_reason=reason, gpu_us=used_us)
+                        Tokens(
+                            ids=context[-1:],
+                            logprobs=logprobs,
+                            finish_reason=reason,
+                            gpu_us=used_us,
+                            kv=kv_of(work) if reason == MOVED else None,
+                        )
                     )
                     made += 1
                     await self._die_in_time()
+                    if reason:
+                        break
                 prompt = len(ids)
             case Compute():
                 await self.token.through()

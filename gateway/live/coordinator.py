@@ -97,6 +97,8 @@ class LiveCoordinator:
             self._take_over(epoch)
         self._follow_recovered()
         self._demand = demand
+        for key, roles in plan.roles.items():
+            self._publisher.set_roles(key, roles)
         for key in list(self._groups):
             self._update_pairs(key)
         started = self._track_starts(plan)

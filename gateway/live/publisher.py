@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,7 @@ from gateway.live.policy import LiveDecision
 from registry.clock import Clock
 from registry.errors import RegistryError
 from registry.records.change import LiveChanged
-from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveSwitch
+from registry.records.live import InstanceRole, LiveMode, LivePipeline, LiveRecord, LiveSwitch
 from registry.state import ClusterState
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ class _LiveState:
     decision: LiveDecision
     at: float
     pipelines: dict[str, LivePipeline] = field(default_factory=dict)
+    roles: Mapping[str, InstanceRole] = field(default_factory=dict)
 
 
 class LiveStatePublisher:
@@ -70,6 +71,13 @@ class LiveStatePublisher:
         entry.decision, entry.at = decision, self._clock.wall_s()
         self._mark_changed(key)
 
+    def set_roles(self, key: VersionKey, roles: Mapping[str, InstanceRole]) -> None:
+        """Publish the roles of a disaggregated function's instances, by id."""
+        known = self._states.get(key)
+        if roles != ({} if known is None else known.roles):
+            self._state_of(key).roles = dict(roles)
+            self._mark_changed(key)
+
     def put_pipeline(self, key: VersionKey, pipeline: LivePipeline) -> None:
         """Publish a pipeline that takes calls, replacing its earlier epoch."""
         self._state_of(key).pipelines[pipeline.pipeline_id] = pipeline
@@ -92,6 +100,7 @@ class LiveStatePublisher:
         entry.decision = LiveDecision(way=record.way, reason=record.reason)
         entry.at = record.at
         entry.pipelines = {one.pipeline_id: one for one in record.pipelines}
+        entry.roles = record.roles
         self._mark_changed(VersionKey(record.function, record.version))
 
     def clear(self) -> None:
@@ -110,7 +119,7 @@ class LiveStatePublisher:
             if loop.time() >= renew_at:  # even under constant change
                 renew_at = loop.time() + _RENEW_S
                 self._discard_old()
-                self._dirty |= {key for key, entry in self._states.items() if entry.pipelines}
+                self._dirty |= {key for key, entry in self._states.items() if entry.pipelines or entry.roles}
             keys, self._dirty = self._dirty, set()
             for key in keys:
                 if not await self._publish(key):
@@ -142,6 +151,7 @@ class LiveStatePublisher:
             reason=entry.decision.reason,
             at=entry.at,
             pipelines=tuple(entry.pipelines.values()),
+            roles=entry.roles,
         )
         return LiveChanged(record=record, ttl_s=TTL_S if entry.pipelines else _DECISION_TTL_S)
 

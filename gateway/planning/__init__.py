@@ -19,6 +19,7 @@
 - `policy`: scaling policies, and the one by concurrent calls
 - `recent`: averages of recent durations
 - `replicator`: host copies to make and to drop
+- `roles`: which instances of a disaggregated function run prompts, and which continue calls
 - `starts`: the starts of a planning step, and those in progress
 - `work`: work in tokens, seen capacity, and how long work waits
 """

@@ -18,8 +18,9 @@ from gateway.planning.policy import (
     clamp,
     floor_of,
 )
+from gateway.planning.roles import RoleNeed
 from gateway.planning.work import Trend, finish_s, instances_for, short_s
-from registry.records.function import ScalingMode
+from registry.records.function import ScalingMode, ServingMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +44,11 @@ class LoadTargetSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A number of instances with the reason for it."""
+    """A number of instances with the reason for it; `roles` are its parts, if instances have roles."""
 
     instances: int
     reason: str
+    roles: RoleNeed | None = None
 
 
 class LoadTarget:
@@ -69,7 +71,7 @@ class LoadTarget:
         state = _completing(load, state, asleep=asleep)
         floor, floor_until = floor_of(load, state, now)
         times = [] if floor_until is None else [floor_until]
-        desired = Need(instances=clamp(need.instances, low, load.cap), reason=need.reason)
+        desired = replace(need, instances=clamp(need.instances, low, load.cap))
         if load.live > desired.instances and not (asleep or state.cut):
             desired = self._kept(load, trend, desired, low, now)
             times += self._falls_at(load, trend, desired.instances)
@@ -87,6 +89,7 @@ class LoadTarget:
                 trend=trend.with_step(load.live, instances, now, load.scaling.keep_alive_s),
             ),
             next_at=min((at for at in times if now < at < math.inf), default=None),
+            roles=need.roles,
         )
 
     def _observed(
@@ -114,6 +117,8 @@ class LoadTarget:
             return Need(instances=math.ceil(calls / target), reason=reason)
         needs = [self._prefill(load, trend), self._batch(load, trend), self._kv(load, trend)]
         most = max(needs, key=lambda need: need.instances)
+        if load.scaling.serving is ServingMode.DISAGGREGATED:
+            most = _by_role(*needs)
         if uncounted >= most.instances:
             return Need(instances=uncounted, reason=calls_reason(load.tokens.uncounted, target))
         return most
@@ -217,6 +222,8 @@ class LoadTarget:
             shares.append(calls / capacity.slots)
         prompts = trend.short / (capacity.prefill_tokens_s * settings.busy)
         held = max(shares) * settings.margin
+        if load.scaling.serving is ServingMode.DISAGGREGATED and max(prompts, held) > 1:
+            return math.ceil(prompts - 0.05) + math.ceil(held - 0.05)
         # What was a full instance may leave a trace in an average, but needs none.
         count = math.ceil(max(prompts, held) - 0.05)
         # With fewer instances each has more sequences, so its steps and all calls take longer.
@@ -273,6 +280,16 @@ class PolicyBySetting:
         return self._policies[load.scaling.policy].decide(load, state, now)
 
 
+def _by_role(prefill: Need, batch: Need, kv: Need) -> Need:
+    """Return the number for both roles; an instance that is enough for both needs no other."""
+    decode = max(batch, kv, key=lambda need: need.instances)
+    roles = RoleNeed(prefill=max(1, prefill.instances), decode=max(1, decode.instances))
+    if max(prefill.instances, decode.instances) <= 1:
+        return replace(prefill, roles=roles)
+    reason = f"{roles.prefill} for prompts ({prefill.reason}), {roles.decode} to decode ({decode.reason})"
+    return Need(instances=roles.prefill + roles.decode, reason=reason, roles=roles)
+
+
 def _window_s(load: FunctionLoad) -> float:
     return min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
 
@@ -308,7 +325,8 @@ def _ready_s(load: FunctionLoad) -> list[float]:
     """Return when the present instances are ready, in seconds from now, soonest first."""
     known = sorted(load.starting_s)[: load.starting]
     unknown = [load.starts.next_s] * (load.starting - len(known))
-    return [0.0] * load.ready + sorted(known + unknown)
+    ready = load.prefilling or load.ready  # where no roles are assigned yet, all do both
+    return [0.0] * ready + sorted(known + unknown)
 
 
 def _all_s(load: FunctionLoad, present: list[float]) -> list[float]:

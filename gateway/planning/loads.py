@@ -9,6 +9,7 @@ from gateway.planning.plan import PendingStart, VersionDemand
 from gateway.planning.policy import FunctionLoad, PolicyState
 from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.live import InstanceRole
 
 
 def function_loads(
@@ -41,6 +42,7 @@ def function_loads(
         coming = [i for i in state_cache.starting(key) if i.instance_id not in stopping]
         ready = [i for i in state_cache.ready(key) if i.instance_id not in stopping]
         requested = waiting.get(key, ())
+        roles = state_cache.live.roles(key.function, key.version)
         load = FunctionLoad(
             in_flight=demand.in_flight,
             held=demand.held,
@@ -49,6 +51,7 @@ def function_loads(
             nodes=nodes,
             scaling=scaling,
             tokens=demand.tokens,
+            prefilling=sum(roles.get(i.instance_id) is InstanceRole.PREFILL for i in ready),
         )
         if scaling.policy is ScalingMode.LOAD and (demand.calls or load.live):
             version = state_cache.version(key)

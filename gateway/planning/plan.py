@@ -7,6 +7,7 @@ from gateway.planning.actions import Action
 from gateway.planning.policy import FunctionLoad, ScalingDecision
 from gateway.planning.work import NO_TOKENS, TokenLoad
 from registry.records.function import FunctionTask, Scaling, ScalingMode
+from registry.records.live import InstanceRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class Plan:
     desired: dict[VersionKey, int] = field(default_factory=dict)
     decisions: dict[VersionKey, DecidedLoad] = field(default_factory=dict)
     paused: dict[str, bool] = field(default_factory=dict)  # instances to route no calls to, or calls again
+    roles: dict[VersionKey, dict[str, InstanceRole]] = field(default_factory=dict)  # of instances, by id
     next_at: float | None = None
 
     def replan_at(self, when: float | None) -> None:

@@ -7,7 +7,7 @@ requested twice. `plan` returns actions; the controller that executes them repor
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.cluster.backoff import BackoffTable
@@ -25,9 +25,11 @@ from gateway.planning.policy import (
     with_target,
     without_floor,
 )
+from gateway.planning.roles import RoleHolder, RoleNeed, assign_roles
 from gateway.planning.starts import ScalingStep, StartPlanner, StartRequest, StartResult
-from registry.records.function import ScalingMode
+from registry.records.function import ScalingMode, ServingMode
 from registry.records.instance import InstanceRecord
+from registry.records.live import InstanceRole
 from registry.records.node import NodeRecord
 
 log = logging.getLogger(__name__)
@@ -211,6 +213,7 @@ class ScalingPlanner:
         step.plan.desired[key] = decision.desired
         step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
         step.plan.replan_at(decision.next_at)
+        step.plan.roles[key] = self._roles(key, ready, decision, step)
         missing, surplus = decision.desired - load.live, load.live - decision.desired
         if affinity is not None:
             there = {i.node for i in ready + coming}
@@ -250,6 +253,22 @@ class ScalingPlanner:
             )
         self._undecided.discard(key)
         return decision
+
+    def _roles(
+        self, key: VersionKey, ready: Sequence[InstanceRecord], decision: ScalingDecision, step: ScalingStep
+    ) -> dict[str, InstanceRole]:
+        """Return the roles of a disaggregated function's ready instances; without calls they keep theirs."""
+        head = step.cache.functions.get(key.function)
+        if head is None or head.scaling.serving is not ServingMode.DISAGGREGATED:
+            return {}
+        present = step.cache.live.roles(key.function, key.version)
+        holders = [
+            RoleHolder(instance_id=one.instance_id, calls=step.in_flight.get(one.instance_id, 0))
+            for one in ready
+        ]
+        prefilling = sum(present.get(one.instance_id) is InstanceRole.PREFILL for one in ready)
+        need = decision.roles or RoleNeed(prefill=prefilling, decode=1)
+        return assign_roles(holders, present, need)
 
     def _stop_paused(self, key: VersionKey, step: ScalingStep, *, keep_busy: bool = False) -> None:
         """Stop the paused instances, unless they have calls and `keep_busy`."""

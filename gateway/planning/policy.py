@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from gateway.planning.roles import RoleNeed
 from gateway.planning.work import (
     NO_TOKENS,
     UNSEEN,
@@ -23,7 +24,8 @@ class FunctionLoad:
     `in_flight` and `held` are calls on instances and queued calls, of all gateways; `ready` and `starting`
     count instances; `nodes` is the number of usable nodes. `starting_s` are the predicted seconds until the
     starting instances are ready. `tokens`, `capacity` and `starts` are for the load target; `last_need` is
-    what its last decision found that the calls need (None: there is none yet).
+    what its last decision found that the calls need (None: there is none yet). Of a disaggregated function
+    `prefilling` are the ready instances that run prompts.
     """
 
     in_flight: int
@@ -37,6 +39,7 @@ class FunctionLoad:
     starting_s: tuple[float, ...] = ()
     starts: StartForecast = USUAL_STARTS
     last_need: int | None = None
+    prefilling: int = 0
 
     @property
     def live(self) -> int:
@@ -81,12 +84,16 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """A desired number of instances; `next_at` is when to decide again if nothing changes, None if never."""
+    """A desired number of instances; `next_at` is when to decide again if nothing changes, None if never.
+
+    `roles` are the numbers for each role, None where instances have none.
+    """
 
     desired: int
     reason: str
     state: PolicyState = field(default_factory=PolicyState)
     next_at: float | None = None
+    roles: RoleNeed | None = None
 
 
 class ScalerPolicy(Protocol):

@@ -15,6 +15,7 @@ from registry.records.function import (
     FunctionTask,
     Scaling,
     ScalingMode,
+    ServingMode,
     check_applies,
     policy_of,
 )
@@ -40,7 +41,8 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Scaling settings to change; omitted ones stay. `max_instances: null` means all nodes.
 
     A `target_concurrency` without a `policy` sets the policy `concurrency`. A new function that generates has
-    the policy `load`. `scale_down_delay_s` and `tbt_target_s` are refused where the policy is another.
+    the policy `load`. `scale_down_delay_s`, `tbt_target_s` and `serving: disaggregated` are refused where the
+    policy is another.
     """
 
     min_instances: Annotated[int, Meta(ge=0, le=100_000)] | msgspec.UnsetType = msgspec.UNSET
@@ -50,6 +52,7 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host_keep_alive_s: Seconds | msgspec.UnsetType = msgspec.UNSET
     host_copies: Annotated[int, Meta(ge=0, le=1)] | msgspec.UnsetType = msgspec.UNSET
     live: LiveMode | msgspec.UnsetType = msgspec.UNSET
+    serving: ServingMode | msgspec.UnsetType = msgspec.UNSET
     ttft_target_s: Annotated[float, Meta(ge=0, le=86400)] | msgspec.UnsetType = msgspec.UNSET
     policy: ScalingMode | msgspec.UnsetType = msgspec.UNSET
     scale_down_delay_s: Annotated[float, Meta(ge=MIN_SCALE_DOWN_DELAY_S, le=86400)] | msgspec.UnsetType = (
@@ -61,7 +64,7 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return `scaling` with the changes. Raises InvalidRecord."""
         fields = {name: getattr(scaling, name) for name in self.__struct_fields__}
         policy = policy_of(self.given, scaling.policy)
-        check_applies(self.given, policy)
+        check_applies({"serving": scaling.serving} | self.given, policy)
         return Scaling(**(fields | self.given | {"policy": policy}))
 
     @property

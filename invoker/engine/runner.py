@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -23,9 +24,10 @@ from invoker.engine.contract import (
 )
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
-from invoker.engine.kv.slices import KvSlice
+from invoker.engine.kv.slices import ExportKv, KvSlice, in_host_memory
 from invoker.engine.output_stream import OutputStream
 from invoker.engine.scheduling.sequence_table import InvalidSequence
+from registry.messages.live import MOVED
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +69,22 @@ class NullMeter:
 UNBILLED = UnbilledCall()
 
 
+class KvExporter(Protocol):
+    """A GenerateEngine that can export K and V."""
+
+    def export_kv(self, request_id: str) -> KvSlice:
+        """See DecoderEngine.export_kv."""
+        ...
+
+
 class _Stream(OutputStream):
-    def __init__(self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice]) -> None:
+    def __init__(
+        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice], export: ExportKv | None
+    ) -> None:
         super().__init__(sequence)
         self.call = call
         self.kv = kv  # until the engine has it
+        self.export = export
 
 
 class EngineRunner:
@@ -128,17 +141,23 @@ class EngineRunner:
         return used, total
 
     async def generate(
-        self, sequence: NewSequence, call: EngineCall = UNBILLED, kv: Sequence[KvSlice] = ()
+        self,
+        sequence: NewSequence,
+        call: EngineCall = UNBILLED,
+        kv: Sequence[KvSlice] = (),
+        export: ExportKv | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`.
 
         `kv` is K and V of its first tokens in all layers: only the tokens after them are run (see
-        DecoderEngine.add). Where they do not fit the model, all tokens are run. Closing the generator early
+        DecoderEngine.add). Where they do not fit the model, all tokens are run. With `export` a sequence that
+        does not end with its first token is handed off after it: that output has the finish reason MOVED, and
+        `exported_kv` where its K and V were exported. Closing the generator early
         (see contextlib.aclosing) or cancelling its task cancels the sequence before the engine's next step.
         Raises what the engine's `add` raises, or EngineClosed.
         """
         self._check_open()
-        stream = _Stream(sequence, call, kv)
+        stream = _Stream(sequence, call, kv, export)
         del kv  # the engine releases the slices when it has run
         self._enter(self._streams, stream, call)
         self._submit(partial(self._add, stream))
@@ -296,12 +315,25 @@ class EngineRunner:
         outputs = []
         for output in results:
             stream = self._live[output.request_id]
+            if stream.export is not None and output.token_id is not None and not output.finish_reason:
+                output = self._handed_off(engine, output, stream.export)
             if output.finish_reason or output.error:
                 del self._live[output.request_id]
                 self.load.remove(output.request_id)
             outputs.append((stream, output))
         if outputs:
             self._post(self._deliver, outputs)
+
+    def _handed_off(self, engine: GenerateEngine, output: TokenOutput, export: ExportKv) -> TokenOutput:
+        """Export a sequence and remove it from the engine; return its last output here."""
+        name = request_id = output.request_id
+        try:
+            export(name, in_host_memory(cast(KvExporter, engine).export_kv(request_id)))
+        except (EngineError, RuntimeError, MemoryError) as error:  # then it is recomputed
+            logger.info("cannot export K and V of sequence %s: %s", request_id, error)
+            name = ""
+        engine.cancel(request_id)
+        return replace(output, finish_reason=MOVED, exported_kv=name)
 
     def _add(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id

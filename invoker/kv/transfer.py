@@ -1,4 +1,4 @@
-"""The KV connector: fetches K and V of sequences that move from a pipeline to this node.
+"""The KV connector: exchanges K and V of sequences that move from a pipeline or instance to another node.
 
 When a stage's node switches to whole-model serving, many calls arrive at once. Parallel transfers would share
 this node's link and all time out, so that all would be recomputed: transfers run one at a time.
@@ -12,9 +12,9 @@ from typing import Protocol
 
 from invoker.base.errors import InvokerError
 from invoker.engine.kv.cache import KvShape
-from invoker.engine.kv.slices import KvSlice
+from invoker.engine.kv.slices import ExportKv, KvSlice
 from invoker.kv.choice import KvPolicy, MissedDeadlines, PrefillRate
-from invoker.links.export_buffer import KEEP_S
+from invoker.links.export_buffer import KEEP_S, KvExportBuffer
 from invoker.links.framing import LinkLost
 from invoker.links.link import StageKey
 from invoker.links.listener import SEND_KV_TIMEOUT_S
@@ -28,7 +28,10 @@ log = logging.getLogger("invoker.stages")
 
 
 class KvSource(Protocol):
-    """The part of StageListener that fetches K and V."""
+    """The part of StageListener that fetches K and V, and keeps those that others fetch from here."""
+
+    host: str
+    exports: KvExportBuffer
 
     @property
     def url(self) -> str: ...
@@ -107,6 +110,15 @@ class KvConnector:
         self.loaded_tokens += loaded
         log.info("call %s: loaded K and V of %d of %d tokens", call_id, loaded, tokens)
         return slices
+
+    def exporter(self, instance_id: str) -> ExportKv:
+        """Return a function by which any thread exports K and V of an instance's sequences."""
+        return self._listener.exports.exporter(StageKey(pipeline=instance_id, epoch=0, place=0))
+
+    def location(self, instance_id: str, layers: int, sequence: str) -> KvLocation:
+        """Return where an instance with that many layers has exported a sequence's K and V."""
+        stage = KvStage(link=self._listener.url, host=self._listener.host, first=0, last=layers)
+        return KvLocation(pipeline=instance_id, epoch=0, sequence=sequence, stages=(stage,))
 
     def _deadline(self, tokens: int, at: KvLocation, shape: KvShape, rate: PrefillRate) -> tuple[float, str]:
         """Return the seconds that a transfer may take, 0 for none, with the reason.

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from invoker.engine.kv.slices import KvSlice
+from invoker.engine.kv.slices import ExportKv, KvSlice
 from invoker.links.link import StageKey
 
 KEEP_S = 15.0
@@ -58,6 +58,16 @@ class KvExportBuffer:
             oldest = next(iter(self._slices))
             self._remove(oldest)
             log.info("%s: evicted exported K and V of sequence %s: buffer full", oldest, oldest.sequence)
+
+    def exporter(self, stage: StageKey) -> ExportKv:
+        """Return a function by which any thread exports K and V of a stage's sequences."""
+        loop = asyncio.get_running_loop()
+
+        def export(sequence: str, kv: KvSlice) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self.add, replace(stage, sequence=sequence), kv)
+
+        return export
 
     @contextmanager
     def on_request(self, stage: StageKey, request: Callable[[str], None]) -> Iterator[None]:

@@ -1,21 +1,19 @@
 """Opens a stage over part of an image that may still be loading, with memory for K and V."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from invoker.base.errors import InvalidWork, NoSuchInstance
 from invoker.engine.contract import DeviceRegion, ModelSpec
-from invoker.engine.kv.slices import KvSlice
 from invoker.engine.stage_contract import Stage
 from invoker.instances.calls import Calls, InstanceSteps
 from invoker.instances.instance import Instance
 from invoker.instances.start_context import InstanceContext
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.link import StageKey
-from invoker.pipeline.metered import ExportKv, MeteredStage
+from invoker.pipeline.metered import MeteredStage
 from rdmacast.aio.threads import run_in_thread
 from registry.messages.live import MAX_HELD_BYTES
 
@@ -55,7 +53,7 @@ async def opened_stage(
             resources.engines.make_stage, ranged, image, kv, undo=lambda made: made.close()
         )
         join = partial(context.calls.join, instance.account)
-        export = _exporter(key, exports)
+        export = exports.exporter(key)
         with closing(MeteredStage(stage, steps, join, export=export, rate=instance.prefill)) as metered:
             yield metered
 
@@ -66,14 +64,3 @@ def model_of(instance: Instance) -> tuple[ModelSpec, InstanceSteps, DeviceRegion
     if spec is None or steps is None or image is None:
         raise NoSuchInstance(f"instance {instance.id} is not a model, or is ending")
     return spec, steps, image.region
-
-
-def _exporter(key: StageKey, exports: KvExportBuffer) -> ExportKv:
-    """Return a function by which any thread exports K and V of a stage's sequences."""
-    loop = asyncio.get_running_loop()
-
-    def export(sequence: str, kv: KvSlice) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(exports.add, replace(key, sequence=sequence), kv)
-
-    return export

@@ -9,12 +9,11 @@ from functools import partial
 from typing import TypeVar
 
 from invoker.engine.contract import EngineCall, EngineError, StepMeter
-from invoker.engine.kv.slices import KvSlice, in_host_memory
+from invoker.engine.kv.slices import ExportKv, in_host_memory
 from invoker.engine.runner import UNBILLED
 from invoker.engine.stage_contract import Stage, StageInput, StageOutput
 from invoker.kv.choice import PrefillRate
 
-ExportKv = Callable[[str, KvSlice], None]  # receives a sequence's K and V; called by any thread
 JoinCall = Callable[[str], EngineCall]  # holds the call of that id; called on the loop's thread
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ secrets: [API_TOKEN]          # names; the values are set with `hypercast secret
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4,
          tasks: 512}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
-          host_copies: 1, live: auto, policy: load, scale_down_delay: 2s, ttft_target: 1s, tbt_target: 200ms}
+          host_copies: 1, live: auto, policy: load, scale_down_delay: 2s, ttft_target: 1s, tbt_target: 200ms,
+          serving: colocated}
 """
 
 import re
@@ -36,6 +37,7 @@ from registry.records.function import (
     FunctionTask,
     Scaling,
     ScalingMode,
+    ServingMode,
     check_name,
 )
 from registry.records.live import LiveMode
@@ -134,6 +136,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "engine": tuple(EngineKind),
     "scaling.live": tuple(LiveMode),
     "scaling.policy": tuple(ScalingMode),
+    "scaling.serving": tuple(ServingMode),
 }
 _KINDS: Mapping[str, str] = {"str": "text", "int": "a whole number", "object": "a mapping"}
 

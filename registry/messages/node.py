@@ -107,6 +107,8 @@ class Generate(Message, frozen=True, kw_only=True):
     `generated_ids` are tokens that this request produced before (on another node); they count against
     `max_tokens` and are not sent again. With a `pipeline` (`id.epoch`) that pipeline runs it instead of the
     instance alone. With `kv` the node may fetch the K and V of the tokens so far instead of recomputing them.
+    With `hand_off` the instance ends it with `moved` after its first token, if it does not end there: it is a
+    prefill instance, from which others fetch the K and V.
     """
 
     request_id: str
@@ -117,6 +119,7 @@ class Generate(Message, frozen=True, kw_only=True):
     tenant: str = ""  # a node shares its prefill fairly between tenants, not between requests
     pipeline: Annotated[str, msgspec.Meta(max_length=160)] = ""
     kv: KvLocation | None = None
+    hand_off: bool = False
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """A function: a named model endpoint, and its immutable versions."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -30,6 +30,13 @@ class FunctionTask(StrEnum):
     HANDLER = "handler"  # custom code, or a handler that is part of the node
 
 
+class ServingMode(StrEnum):
+    """The setting `serving` of a function."""
+
+    COLOCATED = "colocated"  # each instance runs prompts and continues them
+    DISAGGREGATED = "disaggregated"  # some run prompts, others continue them; both numbers follow the load
+
+
 class ScalingMode(StrEnum):
     """What the number of instances follows."""
 
@@ -51,9 +58,16 @@ def policy_of(given: Mapping[str, Any], otherwise: ScalingMode) -> ScalingMode:
     return ScalingMode(given.get("policy", assumed))
 
 
-def check_applies(given: Collection[str], policy: ScalingMode) -> None:
+def check_applies(given: Mapping[str, Any], policy: ScalingMode) -> None:
     """Raise InvalidRecord for given settings that the policy does not use."""
-    unused = [name for name in OF_LOAD if name in given and policy is not ScalingMode.LOAD]
+    if policy is ScalingMode.LOAD:
+        return
+    if given.get("serving") == ServingMode.DISAGGREGATED:
+        raise InvalidRecord(
+            "serving: disaggregated is possible only with the policy load, and this function scales by "
+            "concurrency: set the policy load as well (--scaling load), or --serving colocated"
+        )
+    unused = [name for name in OF_LOAD if name in given]
     if unused:
         flags = " and ".join(f"{name} (--{name.removesuffix('_s').replace('_', '-')})" for name in unused)
         raise InvalidRecord(
@@ -93,6 +107,7 @@ class Scaling:
     scale_down_delay_s: float = 2.0
     tbt_target_s: float = 0.2
     host_copies: int = 1  # kept in the cluster's host memory: 1, or 0
+    serving: ServingMode = ServingMode.COLOCATED
 
     def __post_init__(self) -> None:
         if self.min_instances < 0:

@@ -4,7 +4,8 @@ A *live pipeline* is a chain of stages on nodes that are loading; calls go to th
 record has all pipelines of a function version, so that a change of several is atomic.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -15,6 +16,13 @@ class LiveMode(StrEnum):
     ZIGZAG = "zigzag"  # an overloaded instance shares its requests with a loading node
     AUTO = "auto"  # the better of the two, where waiting for a whole instance would miss the TTFT target
     OFF = "off"  # only complete instances serve
+
+
+class InstanceRole(StrEnum):
+    """What an instance of a disaggregated function does for new calls; without a role it does both."""
+
+    PREFILL = "prefill"  # runs prompts, and hands calls off after their first token
+    DECODE = "decode"  # continues calls that were handed off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +89,8 @@ class LiveRecord:
     """The live serving of a function version, as its controller decided.
 
     A record of a later controller, or of the same one with a higher `serial`, replaces it. `way` and `reason`
-    are the last decision on the mode, made at `at` (Unix seconds).
+    are the last decision on the mode, made at `at` (Unix seconds). `roles` are those of instances, by id: a
+    change loads nothing, and calls that run stay where they are.
     """
 
     function: str
@@ -92,6 +101,7 @@ class LiveRecord:
     reason: str
     at: float
     pipelines: tuple[LivePipeline, ...] = ()
+    roles: Mapping[str, InstanceRole] = field(default_factory=dict)
 
     @property
     def order(self) -> tuple[int, int]:

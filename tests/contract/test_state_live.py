@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from registry.records.change import LiveChanged
-from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveStage, LiveSwitch
+from registry.records.live import InstanceRole, LiveMode, LivePipeline, LiveRecord, LiveStage, LiveSwitch
 from registry.state import State
 from tests.fixtures.state import LAPSE_S, Lapse, after
 
@@ -28,6 +28,7 @@ RECORD = LiveRecord(
     reason="live is pipeline",
     at=1.5,
     pipelines=(PIPELINE,),
+    roles={"i2": InstanceRole.PREFILL, "i3": InstanceRole.DECODE},
 )
 
 

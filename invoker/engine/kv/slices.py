@@ -1,6 +1,6 @@
 """K and V of a sequence outside a cache: the format in which one engine exports and another imports them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -29,6 +29,9 @@ class KvSlice:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
+
+
+ExportKv = Callable[[str, KvSlice], None]  # receives a sequence's K and V; called by any thread
 
 
 def empty_slice(shape: KvShape, first: int, last: int, tokens: int) -> KvSlice:

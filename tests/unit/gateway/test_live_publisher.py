@@ -10,7 +10,7 @@ from gateway.live.publisher import LiveStatePublisher
 from registry.clock import FakeClock
 from registry.records.change import FunctionChanged
 from registry.records.function import Function
-from registry.records.live import LiveMode, LivePipeline, LiveStage
+from registry.records.live import InstanceRole, LiveMode, LivePipeline, LiveStage
 from tests.fixtures.control import make_version
 from tests.fixtures.loops import in_virtual_time
 from tests.fixtures.recording_state import RecordingState
@@ -46,6 +46,29 @@ async def test_the_end_of_a_deleted_functions_last_pipelines_is_published() -> N
     await state.renewed("other")
     assert state.times("deleted") == 2
     assert not publishing.done() and "deleted" not in repr(publisher)
+    publishing.cancel()
+
+
+@in_virtual_time
+async def test_roles_are_published_when_they_change_and_kept_by_the_next_controller() -> None:
+    state, key = RecordingState(), VersionKey("f", 1)
+    publisher = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 1)
+    publishing = asyncio.create_task(publisher.run())
+    publisher.set_roles(key, {})
+    for _ in range(2):
+        publisher.set_roles(key, {"i0": InstanceRole.PREFILL, "i1": InstanceRole.DECODE})
+    await state.until(lambda: len(state.reported) == 1)
+    (record,) = state.reported
+    assert record.roles == {"i0": InstanceRole.PREFILL, "i1": InstanceRole.DECODE}
+    publisher.set_roles(key, {})
+    await state.until(lambda: len(state.reported) == 2)
+    assert state.reported[-1].roles == {}
+    publishing.cancel()
+    later = LiveStatePublisher(state, ClusterStateCache(), ChangeCondition(), FakeClock(), lambda: 2)
+    later.recover(record)
+    publishing = asyncio.create_task(later.run())
+    await state.until(lambda: len(state.reported) == 3)
+    assert state.reported[-1].roles == record.roles
     publishing.cancel()
 
 

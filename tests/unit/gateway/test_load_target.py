@@ -7,8 +7,9 @@ import pytest
 
 from gateway.planning.load_target import PolicyBySetting
 from gateway.planning.policy import PolicyState, ScalingDecision, with_target
+from gateway.planning.roles import RoleNeed
 from gateway.planning.work import InstanceCapacity, StartForecast
-from registry.records.function import Scaling, ScalingMode
+from registry.records.function import Scaling, ScalingMode, ServingMode
 from tests.fixtures.load_target import CAPACITY, PROMPT, decide, load
 
 
@@ -201,3 +202,16 @@ def test_decode_steps_are_extrapolated() -> None:
     assert InstanceCapacity(decode_steps=((1, 0.01),)).max_decodes(0.2) == float("inf")
     assert InstanceCapacity(decode_steps=((1, 0.01), (11, 0.02))).max_decodes(0.2) == pytest.approx(191)
     assert InstanceCapacity(decode_steps=((1, 0.3),)).max_decodes(0.2) == 1
+
+
+def test_the_pools_of_a_disaggregated_function_scale_apart() -> None:
+    slow = replace(CAPACITY, decode_steps=((1, 0.05), (8, 0.15), (16, 0.3)))
+    settings: dict[str, Any] = {"capacity": slow, "serving": ServingMode.DISAGGREGATED}
+    hot = StartForecast(hot=30, hot_s=0.0)
+    decodes = decide(0, load(running=24, starts=hot, **settings))
+    assert decodes.roles == RoleNeed(prefill=1, decode=3) and decodes.desired == 4
+    both = decide(0, load(held=20, running=24, starts=hot, **settings))
+    assert both.roles is not None and both.roles.prefill > 1 and both.roles.decode >= 3
+    assert both.desired == both.roles.prefill + both.roles.decode
+    assert "for prompts" in both.reason and "to decode" in both.reason
+    assert decide(0, load(running=1, **settings)).desired == 1, "one instance is enough for both"

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.kv.slices import KvSlice
+from invoker.engine.kv.slices import ExportKv, KvSlice
 from invoker.engine.runner import UNBILLED, EngineClosed, EngineRunner
+from registry.messages.live import MOVED
 from tests.fixtures.engine import make_decoder, run_all, sequence
 from tests.fixtures.fake_engine import FakeComputeEngine, FakeEngine, StepGate, continuation
 
@@ -59,6 +60,59 @@ async def test_imported_k_and_v_are_released_once_the_engine_has_them() -> None:
         del data, slices
         await anext(outputs)
         assert kept() is None
+    await runner.aclose()
+
+
+async def _outputs(
+    runner: EngineRunner,
+    request: NewSequence,
+    kv: Sequence[KvSlice] = (),
+    export: ExportKv | None = None,
+) -> list[TokenOutput]:
+    async with aclosing(runner.generate(request, UNBILLED, kv, export)) as outputs:
+        return [output async for output in outputs if output.token_id is not None]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+async def test_a_sequence_handed_off_after_its_first_token_continues_the_same(
+    kind: str, temperature: float
+) -> None:
+    prompt = list(range(1, 60))
+    sampling = {"max_tokens": 12, "temperature": temperature, "seed": 7}
+    request = sequence("r", prompt, **sampling)
+    (expected,) = run_all(make_decoder(kind), [request]).values()
+    prefill, decode = EngineRunner(make_decoder(kind)), EngineRunner(make_decoder(kind))
+    exported: dict[str, KvSlice] = {}
+    (last,) = await _outputs(prefill, request, export=exported.__setitem__)
+    assert (last.token_id, last.finish_reason, last.exported_kv) == (expected[0], MOVED, "r")
+    assert exported["r"].tokens == len(prompt) and prefill.kv_tokens[0] == 0
+    moved = sequence("r", prompt, expected[:1], **sampling)
+    continued = await _outputs(decode, moved, [exported["r"]])
+    assert [output.token_id for output in continued] == expected[1:]
+    assert continued[0].work == 1, "its prompt was not run again"
+    for runner in (prefill, decode):
+        await runner.aclose()
+
+
+async def test_a_sequence_that_ends_with_its_first_token_is_not_handed_off() -> None:
+    runner = EngineRunner(make_decoder("llama"))
+    exported: dict[str, KvSlice] = {}
+    (last,) = await _outputs(runner, sequence("r", [1, 2], max_tokens=1), export=exported.__setitem__)
+    assert last.finish_reason == "length" and not exported
+    await runner.aclose()
+
+
+async def test_a_sequence_whose_k_and_v_cannot_be_exported_is_handed_off_without() -> None:
+    class Unable(FakeEngine):
+        def export_kv(self, request_id: str) -> KvSlice:
+            raise MemoryError("no memory for a copy")
+
+    runner = EngineRunner(Unable())
+    (last,) = await _outputs(runner, sequence("r", [1, 2], max_tokens=4), export=lambda name, kv: None)
+    assert (last.finish_reason, last.exported_kv) == (MOVED, "")
+    again = await _outputs(runner, sequence("r", [1, 2], max_tokens=4))
+    assert len(again) == 4
     await runner.aclose()
 
 

@@ -10,6 +10,8 @@ import torch
 
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice, empty_slice, slice_bytes
+from invoker.kv.choice import KvPolicy, PrefillRate
+from invoker.kv.transfer import KvConnector
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.framing import LinkLost
 from invoker.links.kv_link import receive_kv, send_kv
@@ -166,6 +168,17 @@ async def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> No
         assert await fetch("9", here.url, here.host) is own
         with pytest.raises(LinkLost):
             await fetch("7", "tcp://127.0.0.1:1", "c")
+
+
+async def test_a_sequence_moves_from_an_instance_to_another_node() -> None:
+    async with asyncio.timeout(2 * PATIENCE_S), listener("a") as here, listener("b") as there:
+        giver, taker = KvConnector(there, KvPolicy.ALWAYS), KvConnector(here, KvPolicy.ALWAYS)
+        one = some_kv(first=0, last=SHAPE.layers)
+        await asyncio.to_thread(giver.exporter("i1"), "r", one)
+        at = giver.location("i1", SHAPE.layers, "r")
+        (found,) = await taker.load("r", 41, at, SHAPE, PrefillRate())
+        assert same(found, one) and taker.loaded_tokens == one.tokens
+        assert there.exports.nbytes == 0
 
 
 @pytest.mark.parametrize("hosts", [("a", "b"), ("a", "a")], ids=["tcp", "unix"])

@@ -11,6 +11,7 @@ from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice, empty_slice
 from invoker.kv.choice import KvPolicy, PrefillRate
 from invoker.kv.transfer import KvConnector
+from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.framing import LinkLost
 from invoker.links.link import StageKey
 from registry.messages.live import KvLocation, KvStage
@@ -22,9 +23,10 @@ TOKENS = 3
 class Stages:
     """Two stages, each with a layer, which give what the test lets them give; `asked` is by call."""
 
-    url = "here"
+    url = host = "here"
 
     def __init__(self) -> None:
+        self.exports = KvExportBuffer()
         self.asked: list[str] = []
         self.given: dict[str, asyncio.Future[None]] = {}
         self._news = asyncio.Condition()
