@@ -161,8 +161,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> None:
-    args = parse()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
     with recording("host-copies", json=args.json, show=show, failures=PLATFORM_FAILURES) as out:
         measure(args, out)
 

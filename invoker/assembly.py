@@ -38,7 +38,8 @@ from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.attach import AttachServer, socket_path
 from invoker.loading.cast_fetch import CastContext
-from invoker.loading.disk_cache import DiskCache, DiskWriter
+from invoker.loading.disk_cache import DiskCache
+from invoker.loading.disk_writer import DiskWriter
 from invoker.loading.engine_images import EngineImages
 from invoker.loading.fetch_order import LoadSources
 from invoker.loading.image_checks import ImageChecks

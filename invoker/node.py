@@ -21,7 +21,8 @@ from invoker.instances.manager import Instances
 from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
-from invoker.loading.disk_cache import DiskCache, DiskWriter
+from invoker.loading.disk_cache import DiskCache
+from invoker.loading.disk_writer import DiskWriter
 from invoker.loading.loader import ImageLoader
 from invoker.loading.progress import LayerReports, ProgressThrottle
 from invoker.loading.published import PublishedImages

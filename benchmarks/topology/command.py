@@ -178,8 +178,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    args = parse()
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
     failures = (TestbedError, CrewError, DigestMismatch, OSError, ValueError)
     with recording("topology", json=args.json, show=show, failures=failures) as out:
         measure(args, out)

@@ -4,6 +4,7 @@
 - `attach`: images given to engines in other processes, as they arrive
 - `cast_fetch`: this node's part in a cast
 - `disk_cache`: images on a disk of this host
+- `disk_writer`: background copies of verified images to that disk
 - `engine_images`: which image an engine asks for, and who has it
 - `fetch`: sources that fill a partial image
 - `fetch_order`: the sources of a load, one after the other

@@ -8,21 +8,17 @@ Files
 Processes of one host may share the folder.
 """
 
-import asyncio
 import fcntl
 import logging
 import os
 import shutil
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from invoker.host_tier.tier import HostTier
-from rdmacast.aio.threads import run_in_thread
 from registry.errors import NotFound
 from registry.images.local_reader import LocalReader
 
@@ -32,12 +28,17 @@ _FREE_SHARE = 0.05  # of the file system, which is left free
 _USUAL_BYTES_S = 2e9  # until a read was measured: an NVMe disk
 _MIN_MEASURED_BYTES = 64 << 20
 _WEIGHT = 0.3  # of the latest read in the average rate
-_WAIT_S = 0.05
-_MAX_WAIT_S = 60.0  # for starts of this node, per image
 _PART = ".part"
 _DIGEST_LENGTH = 64
 
 log = logging.getLogger("invoker.disk_cache")
+
+
+class DiskSpace(NamedTuple):
+    """The bytes of a file system, in all and free."""
+
+    total: int
+    free: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +50,28 @@ class DiskImage:
     last_used_at: float
 
 
+def disk_space(directory: Path) -> DiskSpace:
+    """Return the space of the file system that a directory is on."""
+    usage = shutil.disk_usage(directory)
+    return DiskSpace(total=usage.total, free=usage.free)
+
+
 class DiskCache:
     """The images in a folder, at most `limit_bytes` in all.
 
     It is read before other nodes are if it is faster than a link (`link_bytes_s`), else only when no node
-    has the image. Thread-safe but for `measured`, which belongs to the event loop.
+    has the image. `space` returns that of the folder's file system. Thread-safe but for `measured`, which
+    belongs to the event loop.
     """
 
-    def __init__(self, directory: Path, limit_bytes: int, link_bytes_s: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        limit_bytes: int,
+        link_bytes_s: float,
+        space: Callable[[Path], DiskSpace] = disk_space,
+    ) -> None:
+        self._space = space
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._link_bytes_s = link_bytes_s
@@ -142,7 +157,7 @@ class DiskCache:
     def _make_room(self, nbytes: int) -> bool:
         """Remove the least recently used images until another fits. The folder is locked."""
         images = self.images()
-        disk = shutil.disk_usage(self._directory)
+        disk = self._space(self._directory)
         used = sum(image.nbytes for image in images) + self._part_bytes()
         # What other files of the file system leave.
         limit = min(self._limit_bytes, used + disk.free - int(disk.total * _FREE_SHARE))
@@ -224,70 +239,6 @@ class DiskWrite:
         os.fdatasync(self._fd)
         os.posix_fadvise(self._fd, self._synced, self.offset - self._synced, os.POSIX_FADV_DONTNEED)
         self._synced = self.offset
-
-
-class DiskWriter:
-    """Writes verified images of the host tier to the disk in the background; starts have precedence."""
-
-    def __init__(self, disk: DiskCache, tier: HostTier, changed: Callable[[], None]) -> None:
-        self._disk = disk
-        self._tier = tier
-        self._changed = changed
-        self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-        self._pending: Counter[str] = Counter()
-
-    def __repr__(self) -> str:
-        return f"<DiskWriter {self._queue.qsize()} queued>"
-
-    def add(self, image: str, inode: int) -> None:
-        """Write this file of the host tier, which was verified as a whole."""
-        self._pending[image] += 1
-        self._queue.put_nowait((image, inode))
-
-    def is_pending(self, image: str) -> bool:
-        """Return whether the image is still to be written, or is being written."""
-        return self._pending[image] > 0
-
-    async def run(self, is_starting: Callable[[], bool]) -> None:
-        """Write queued images, one at a time; never returns."""
-        while True:
-            image, inode = await self._queue.get()
-            try:
-                await self._write(image, inode, is_starting)
-            except OSError as error:
-                log.warning("image %s was not written to the disk: %s", image[:12], error)
-            self._pending -= Counter((image,))
-            self._changed()
-
-    async def _write(self, image: str, inode: int, is_starting: Callable[[], bool]) -> None:
-        source = self._tier.open_file(image, inode)
-        if source is None:
-            return  # it was evicted
-        try:
-            begun_s = time.monotonic()
-            write = await run_in_thread(self._disk.begin, image, os.fstat(source).st_size, undo=_abandon)
-            if write is None:
-                return
-            waited_s = 0.0
-            try:
-                while not write.is_complete:
-                    if is_starting() and waited_s < _MAX_WAIT_S:
-                        waited_s += _WAIT_S
-                        await asyncio.sleep(_WAIT_S)
-                        continue
-                    await run_in_thread(write.step, source)
-            except BaseException:
-                write.abandon()
-                raise
-            write.finish()
-        finally:
-            os.close(source)
-        log.info("wrote image %s to the disk in %.1f s", image[:12], time.monotonic() - begun_s)
-
-
-def _abandon(late: DiskWrite | None) -> None:
-    if late is not None:
-        late.abandon()
 
 
 def _try_lock(fd: int) -> bool:

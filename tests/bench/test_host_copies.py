@@ -17,13 +17,10 @@ def test_the_mean_counts_only_what_lies_between_its_ends() -> None:
     assert host_copies.mean_copies(samples, 100, 5.0, 25.0) == pytest.approx((5 + 5 * 8 + 10) / 20)
 
 
-def test_hosts_that_keep_copies_have_as_many_as_instances(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_that_keep_copies_have_as_many_as_instances(tmp_path: Path) -> None:
     file = tmp_path / "h.json"
     options = "--nodes 2 --minutes 0.05 --rounds 1"
-    monkeypatch.setattr("sys.argv", ["host-copies", *options.split(), "--json", str(file)])
-    host_copies.main()
+    host_copies.main([*options.split(), "--json", str(file)])
     rows = {row["name"]: row for row in json.loads(file.read_text())}
     assert set(rows) == {"hypercast", "all-copies"}
     for row in rows.values():

@@ -38,11 +38,10 @@ def test_what_cannot_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(bool(unavailable_reason()), reason=unavailable_reason() or "none")
-def test_one_copy_crosses_the_spine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_copy_crosses_the_spine(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     options = "--nodes 4 --leaves 2 --size 8MiB --rate 200mbit --spine-rate 200mbit --repeat 1 --rivals tree"
-    monkeypatch.setattr("sys.argv", ["topology", *options.split(), "--json", str(file)])
-    command.main()
+    command.main([*options.split(), "--json", str(file)])
     rows = {row["name"]: row for row in json.loads(file.read_text())}
     assert set(rows) == {"hypercast", "topology-blind", "blind-tree"}
     assert 0.95 < rows["hypercast"]["spine_copies"] < 1.25

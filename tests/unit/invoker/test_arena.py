@@ -126,7 +126,7 @@ class Demotions:
     """Copies to host memory which end when `done` is set."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.started: list[str] = []
         self.done = asyncio.Event()
         self.error: Exception | None = None
 
@@ -134,20 +134,20 @@ class Demotions:
         return partial(self._copy, image)
 
     async def _copy(self, image: str) -> None:
-        self.begun.append(image)
+        self.started.append(image)
         await self.done.wait()
         if self.error is not None:
             raise self.error
 
 
 async def demoting(keep_hot_s: float = 0.0) -> tuple[DeviceCache, Demotions]:
-    """Return a cache with the idle image "a", whose copy to host memory has begun."""
+    """Return a cache with the idle image "a", whose copy to host memory has started."""
     demotions = Demotions()
     cache = DeviceCache(CpuArena(MIB), keep_hot_s, FakeClock(), lambda: None, lambda _: None, demotions)
     device_image = cache.reserve("a", MIB // 2)
     cache.settle(device_image, loaded=True)
     cache.release(device_image)
-    await until(lambda: bool(demotions.begun))
+    await until(lambda: bool(demotions.started))
     return cache, demotions
 
 
@@ -163,7 +163,7 @@ async def test_an_idle_image_is_copied_to_host_memory_before_it_is_freed(error: 
     demotions.error = error
     demotions.done.set()
     await until_idle(cache)
-    assert demotions.begun == ["a"] and not cache.holds("a")
+    assert demotions.started == ["a"] and not cache.holds("a")
 
 
 async def test_an_image_used_again_while_it_is_copied_stays() -> None:
@@ -174,7 +174,7 @@ async def test_an_image_used_again_while_it_is_copied_stays() -> None:
     assert used is not None and cache.holds("a")
     cache.release(used)
     await until_idle(cache)
-    assert demotions.begun == ["a", "a"] and not cache.holds("a")
+    assert demotions.started == ["a", "a"] and not cache.holds("a")
 
 
 async def test_room_that_is_needed_does_not_wait_for_the_copy() -> None:

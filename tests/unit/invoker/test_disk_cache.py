@@ -11,7 +11,8 @@ from invoker.base.counters import Counters
 from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.tier import HostTier
 from invoker.loading.arrival import ImageLoad
-from invoker.loading.disk_cache import DiskCache, DiskWriter
+from invoker.loading.disk_cache import DiskCache, DiskSpace
+from invoker.loading.disk_writer import DiskWriter
 from invoker.loading.fetch_order import DISK_CACHE, FetchOrder, LoadSources
 from invoker.loading.origins import Origins
 from invoker.loading.partial_image import PartialImage
@@ -29,13 +30,13 @@ def cache(tmp_path: Path, limit_bytes: int = 64 * MIB, link_bytes_s: float = 1e9
 
 def write(disk: DiskCache, source: Path, digest: str) -> bool:
     """Write a file as an image; return whether it was taken."""
-    begun = disk.begin(digest, source.stat().st_size)
-    if begun is None:
+    started = disk.begin(digest, source.stat().st_size)
+    if started is None:
         return False
     with source.open("rb") as file:
-        while not begun.is_complete:
-            begun.step(file.fileno())
-    begun.finish()
+        while not started.is_complete:
+            started.step(file.fileno())
+    started.finish()
     return True
 
 
@@ -84,22 +85,21 @@ def test_the_least_recently_used_makes_room(tmp_path: Path, source: Path) -> Non
     assert not write(small, source, digest("a")) and names(small) == []
 
 
+@pytest.mark.parametrize(("free", "fits"), [(24 * MIB, False), (26 * MIB, True)])
 def test_what_other_files_need_of_the_disk_is_left_free(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, free: int, fits: bool
 ) -> None:
-    disk = cache(tmp_path)
-    usage = type("Usage", (), {"total": 100 * MIB, "free": 24 * MIB})
-    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    assert not write(disk, source, digest("a"))
-    usage.free = 26 * MIB
-    assert write(disk, source, digest("a"))
+    disk = DiskCache(
+        tmp_path / "disk", 64 * MIB, 1e9, space=lambda path: DiskSpace(total=100 * MIB, free=free)
+    )
+    assert write(disk, source, digest("a")) is fits
 
 
 def test_an_unfinished_write_leaves_nothing(tmp_path: Path, source: Path) -> None:
     disk = cache(tmp_path)
-    begun = disk.begin(digest("a"), 20 * MIB)
-    assert begun is not None and disk.begin(digest("a"), 20 * MIB) is None  # one writer
-    begun.abandon()
+    started = disk.begin(digest("a"), 20 * MIB)
+    assert started is not None and disk.begin(digest("a"), 20 * MIB) is None  # one writer
+    started.abandon()
     assert files(tmp_path) == ["lock"]
     (tmp_path / "disk" / f"{digest('b')}.part").write_bytes(b"of a killed process")
     cache(tmp_path)

@@ -19,6 +19,7 @@ from rdmacast.transports.kept_links import KeptLinks
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
 from tests.fixtures.cast import CONTENT, LINK, PATIENT, SECRET, make_rig, no_faults
+from tests.fixtures.patience import until
 
 KINDS = ["tcp", "tcp-uvloop"]
 
@@ -84,7 +85,7 @@ async def test_a_link_with_a_read_under_way_is_not_kept() -> None:
         links = connector(kept := KeptLinks())
         async with links.connect(server.address, links.choose(server.address)) as link:
             waiting = asyncio.create_task(link.read_into("growing", 0, memoryview(bytearray(100))))
-            await asyncio.sleep(0)
+            await until(lambda: not link.is_reusable)  # the read is under way
             waiting.cancel()
             await asyncio.wait({waiting})
         assert not len(kept) and not link.is_reusable
@@ -110,9 +111,7 @@ async def test_each_is_closed_after_a_while() -> None:
     async with served() as server:
         links = connector(kept := KeptLinks(idle_s=0.0))
         link = await read(links, server.address)
-        for _ in range(2):  # turns of the loop, in which the timer ends
-            await asyncio.sleep(0)
-        assert not len(kept)
+        await until(lambda: not len(kept))
         await links.aclose()
         assert not link.is_reusable
 
