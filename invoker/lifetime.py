@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
-from invoker.assembly import NodeSetup, assemble
+from invoker.assembly.node import assemble
+from invoker.assembly.setup import NodeSetup
 from invoker.engine.factory import EngineFactory
 from invoker.loading.fetch_order import LoadSources
 from invoker.publisher import BACKOFF_S, Publisher

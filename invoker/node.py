@@ -81,7 +81,7 @@ log = logging.getLogger("invoker.node")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDependencies:
-    """Dependencies of a node, built by `invoker/assembly.py`."""
+    """Dependencies of a node, built by `invoker.assembly`."""
 
     settings: Settings
     facts: DeviceFacts

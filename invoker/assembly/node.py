@@ -1,0 +1,190 @@
+"""The parts of a node, put together."""
+
+import logging
+import tempfile
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from invoker.assembly.accounting import open_accounting
+from invoker.assembly.casting import Casting, open_casting
+from invoker.assembly.images import Images, open_images, start_checks
+from invoker.assembly.memory import Memory, open_folders, open_memory
+from invoker.assembly.setup import NodeSetup
+from invoker.base.errors import SettingsError
+from invoker.device import (
+    default_vllm_bytes,
+)
+from invoker.handlers.process import HandlerProcess
+from invoker.instances.calls import Calls
+from invoker.instances.load_feed import LoadFeed
+from invoker.instances.manager import Instances
+from invoker.instances.start_context import InstanceContext, MakeHandler
+from invoker.kv.transfer import KvConnector
+from invoker.live.hosted import HostedStages
+from invoker.live.pipelines import HostedPipelines
+from invoker.loading.attach import AttachServer, socket_path
+from invoker.loading.engine_images import EngineImages
+from invoker.log_rings import LogRings
+from invoker.metering.meter import GpuMeter
+from invoker.node import Node, NodeDependencies, remote_error
+from invoker.pipeline.engines import StageContext
+from invoker.publisher import Publisher
+from invoker.scratch import scratch_folder
+from invoker.settings import Settings
+from invoker.vllm.forking import make_zygote
+from invoker.vllm.host import VllmHost, has_module
+from rdmacast.address import TcpAddress, parse_url
+from registry.channel.client import Channel, ChannelServer
+from registry.config.emulation import is_emulated
+from registry.records.engine import EngineKind
+
+log = logging.getLogger("invoker.assembly")
+
+
+async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
+    """Build a node, its publisher and its channel server, all closed by `stack`.
+
+    Raises SettingsError, HostTierError or OSError.
+    """
+    settings = setup.settings
+    memory = await open_memory(setup, stack)
+    casting = open_casting(setup, memory.arena, stack)
+    accounting = await open_accounting(setup, stack)
+    images = await open_images(setup, memory, casting, accounting, stack)
+    rings = LogRings(setup.clock)
+    vllm = await _open_vllm(setup, memory, stack)
+    resources = _instance_context(setup, images, accounting.meter, rings, vllm, stack)
+    changed = accounting.publisher.instance_changed
+    instances = Instances(settings.node_id, resources, accounting.counters, published=changed)
+    listener = casting.listener
+    context = StageContext(resources=resources, calls=accounting.calls, instance=instances.get)
+    pipelines = HostedPipelines(
+        settings.node_id,
+        partial(Channel.connect, secret=settings.secret, tls=setup.channel_tls.client),
+        listener,
+        context,
+        lambda peer: peer in channel.peers,
+    )
+    dependencies = NodeDependencies(
+        settings=settings,
+        facts=memory.facts,
+        clock=setup.clock,
+        arena=memory.arena,
+        tier=memory.tier,
+        folders=memory.folders,
+        device_cache=images.device_cache,
+        published=images.published,
+        loader=images.loader,
+        instances=instances,
+        loads=resources.loads,
+        stages=HostedStages(listener, context),
+        pipelines=pipelines,
+        kv_connector=KvConnector(listener, settings.kv_moves),
+        meter=accounting.meter,
+        calls=accounting.calls,
+        rings=rings,
+        counters=accounting.counters,
+        cast_sent_bytes=lambda: casting.regions.counters["cast_sent_bytes"],
+        quarantined_bytes=casting.transports.quarantined_bytes,
+        changed=accounting.publisher.node_changed,
+        links=casting.links,
+        disk=images.disk,
+        disk_writer=images.disk_writer,
+        port_rate=casting.links.connector.port_rate,
+        engines=(EngineKind.NATIVE, *((EngineKind.VLLM,) if vllm is not None else ())),
+    )
+    node = Node(dependencies, setup.epoch)
+    start_checks(images, memory.tier, instances, changed=accounting.publisher.node_changed, stack=stack)
+    stack.push_async_callback(instances.drain, 0.0)
+    stack.push_async_callback(pipelines.aclose)
+    channel = await _open_servers(setup, node, accounting.calls, casting, resources.engine_images, stack)
+    return node, accounting.publisher, channel
+
+
+def _instance_context(
+    setup: NodeSetup,
+    images: Images,
+    meter: GpuMeter,
+    rings: LogRings,
+    vllm: VllmHost | None,
+    stack: AsyncExitStack,
+) -> InstanceContext:
+    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
+    return InstanceContext(
+        arena=images.arena,
+        device_cache=images.device_cache,
+        loader=images.loader,
+        engines=setup.engines,
+        make_handler=_handler_maker(setup.settings),
+        scratch_dir=stack.enter_context(scratch_folder(scratch)),
+        clock=setup.clock,
+        meter=meter,
+        loads=LoadFeed(setup.clock),
+        log_line=rings.add,
+        engine_images=EngineImages(images.loader, setup.state, setup.settings.node_id),
+        vllm=vllm,
+    )
+
+
+async def _open_vllm(setup: NodeSetup, memory: Memory, stack: AsyncExitStack) -> VllmHost | None:
+    """Return what the node needs for vLLM, None if it has no vLLM. Raises SettingsError."""
+    settings, facts = setup.settings, memory.facts
+    if settings.vllm_python is None or is_emulated(facts.device):
+        return None
+    if not await has_module(settings.vllm_python, "vllm"):
+        raise SettingsError(
+            f"--vllm-python {settings.vllm_python}: no Python that has vLLM (make install-vllm makes one)"
+        )
+    parent = Path(tempfile.gettempdir()) / f"hypercast-vllm-{setup.config.cluster_id}"
+    scratch_dir = stack.enter_context(scratch_folder(parent))
+    zygote = None
+    if not settings.no_vllm_preload:
+        made = make_zygote(settings.vllm_python, facts.device, scratch_dir / "zygote")
+        zygote = await stack.enter_async_context(made.running())
+    return VllmHost(
+        python=settings.vllm_python,
+        memory_bytes=settings.vllm_memory_bytes or default_vllm_bytes(settings.nodes_hint),
+        device=facts.device,
+        scratch_dir=scratch_dir,
+        folders=open_folders(memory.tier, stack),
+        attach=socket_path(setup.root, settings.node_id)
+        if await has_module(settings.vllm_python, "hypercast_vllm")
+        else None,
+        zygote=zygote,
+    )
+
+
+def _handler_maker(settings: Settings) -> MakeHandler | None:
+    if not settings.allow_handlers:
+        return None
+    for part in settings.sandbox.missing():
+        log.warning("handlers are not confined: this machine lacks %s", part)
+    return partial(HandlerProcess, sandbox=settings.sandbox)
+
+
+async def _open_servers(
+    setup: NodeSetup,
+    node: Node,
+    calls: Calls,
+    casting: Casting,
+    engine_images: EngineImages,
+    stack: AsyncExitStack,
+) -> ChannelServer:
+    settings = setup.settings
+    await stack.enter_async_context(casting.regions)
+    await stack.enter_async_context(casting.listener)
+    channel = ChannelServer(
+        TcpAddress(settings.listen_host, settings.listen_port).url,
+        settings.secret,
+        node.handle,
+        tls=setup.channel_tls.server,
+        translate=remote_error,
+        on_peer_closed=lambda peer, _: calls.peer_closed(peer),
+    )
+    await stack.enter_async_context(channel)
+    attach = AttachServer(socket_path(setup.root, settings.node_id), engine_images.open)
+    await stack.enter_async_context(attach.listening())
+    port = parse_url(channel.url).port
+    node.listening(TcpAddress(settings.advertise, port).url, casting.regions.address.url)
+    return channel

@@ -1,0 +1,31 @@
+"""What a node is built from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoker.engine.factory import EngineFactory
+from invoker.loading.fetch_order import LoadSources
+from invoker.settings import Settings
+from rdmacast.protocol.tls import NodeTls
+from registry.clock import Clock
+from registry.state import ClusterConfig, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetup:
+    """What a node is built from."""
+
+    settings: Settings
+    state: State
+    engines: EngineFactory
+    config: ClusterConfig
+    epoch: int
+    clock: Clock
+    channel_tls: NodeTls
+    limit_sources: Callable[[LoadSources], LoadSources]
+
+    @property
+    def root(self) -> Path:
+        """Return the cluster's folder in shared memory."""
+        return self.settings.shm_dir / f"hypercast-{self.config.cluster_id}"
