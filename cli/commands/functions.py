@@ -214,7 +214,7 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Image": image(current),
         "Instances": f"{scaling['min_instances']} to {'one per node' if most is None else most}, "
         + scaled_by(scaling),
-        "Serving": disaggregated(scaling, live.get("roles", {})),
+        "Serving": serving_text(scaling, live.get("roles", {})),
         "Decision": decided(function.get("decision")),
         "Keep-alive": f"stops after {duration(scaling['keep_alive_s'])} without requests; "
         f"stays in host memory for {duration(scaling['host_keep_alive_s'])}"
@@ -236,13 +236,13 @@ def scaled_by(scaling: dict[str, Any]) -> str:
     return f"another above {scaling['target_concurrency']} concurrent requests each"
 
 
-def disaggregated(scaling: dict[str, Any], roles: dict[str, str]) -> str:
+def serving_text(scaling: dict[str, Any], roles: dict[str, str]) -> str:
     """Return how many instances have which role, "" for colocated serving."""
     if scaling.get("serving") != "disaggregated":
         return ""
     counts = Counter(roles.values())
     if not counts:
-        return "disaggregated (its instances run prompts and continue them while there are fewer than two)"
+        return "disaggregated (while there are fewer than two instances, each does both)"
     return f"disaggregated: {counts['prefill']} for prompts, {counts['decode']} to decode"
 
 

@@ -15,6 +15,7 @@ from cli.values import duration
 _ON = click.option("--on", "on", multiple=True, metavar="NODE", help="Only on this node (repeatable).")
 
 
+_PLACES = {"gpu": "gpu memory", "host": "host memory", "disk": "the disk tier"}
 _CHANGED = {
     "live": "live loading",
     "policy": "scaling by",
@@ -120,9 +121,6 @@ def warm_command(name: str, nodes: int | None, on: tuple[str, ...], form: str, c
         shown = None if held is None else sorted(held)
         emit_record({"name": name, "tier": "host", "nodes": shown}, form)
     note(f"{name} is in host memory")
-
-
-_PLACES = {"gpu": "gpu memory", "host": "host memory", "disk": "the disk tier"}
 
 
 @click.command("evict")

@@ -37,8 +37,10 @@ from registry.records.function import (
     FunctionTask,
     FunctionVersion,
     Scaling,
+    ServingMode,
     check_name,
     check_policy,
+    check_serving,
     default_policy,
 )
 from registry.records.function_changes import no_function
@@ -131,9 +133,11 @@ class FunctionAdmin:
         function = await managed_function(request, self._services)
         payload = await read_json(request, self._services, self._patch, absent=b"{}")
         name, state = function.name, self._services.state
-        if "policy" in payload.scaling.given:
-            check_policy(payload.scaling.given, (await state.version(name, function.current)).task)
         scaling = payload.scaling.applied(function.scaling)
+        if {"policy", "serving"} & payload.scaling.given.keys():
+            version = await state.version(name, function.current)
+            check_policy(payload.scaling.given, version.task)
+            check_serving(scaling.serving, version.engine)
         if payload.access != AccessPatch():
             access = partial(planned_access, request_context(request.scope).caller, name, payload.access)
             function = await state.set_access(name, access)
@@ -181,13 +185,15 @@ class FunctionAdmin:
         before = await self._replaced(payload)
         check_policy(payload.scaling.given, payload.task)
         if before is None:
-            return payload.scaling.applied(Scaling(policy=default_policy(payload.task)))
-        known = (await self._services.state.function(payload.name)).scaling
+            scaling = payload.scaling.applied(Scaling(policy=default_policy(payload.task)))
+            check_serving(scaling.serving, payload.engine)
+            return scaling
+        known = before_scaling = (await self._services.state.function(payload.name)).scaling
         if before.task is not payload.task and payload.task is not FunctionTask.GENERATE:
-            known = replace(known, policy=default_policy(payload.task))
-        elif payload.scaling.empty:
-            return None
-        return payload.scaling.applied(known)
+            known = replace(known, policy=default_policy(payload.task), serving=ServingMode.COLOCATED)
+        scaling = payload.scaling.applied(known)
+        check_serving(scaling.serving, payload.engine)
+        return None if payload.scaling.empty and scaling == before_scaling else scaling
 
     async def _replaced(self, payload: CreateFunction) -> FunctionVersion | None:
         """Return the current version of a function that exists. Raises Conflict if its task is another."""

@@ -108,40 +108,40 @@ class QueuedRequest:
 class RequestQueue:
     """The calls of one function version: some wait, fairly by tenant; the others are on replicas.
 
-    `held` are all calls but those that a prefill instance has handed off: these are `handed`.
+    `to_decode` are those that a prefill instance has handed off, `to_prefill` all others.
     """
 
     def __init__(self, key: VersionKey) -> None:
         self.key = key
-        self.held: WeightedFairQueue[QueuedRequest] = WeightedFairQueue()
-        self.handed: WeightedFairQueue[QueuedRequest] = WeightedFairQueue()
-        self.moving: dict[int, QueuedRequest] = {}  # of `held`: bound for one instance, by arrival
+        self.to_prefill: WeightedFairQueue[QueuedRequest] = WeightedFairQueue()
+        self.to_decode: WeightedFairQueue[QueuedRequest] = WeightedFairQueue()
+        self.moving: dict[int, QueuedRequest] = {}  # of those that wait: bound for one instance, by arrival
         self.tenants = TenantCounts()  # of all that wait
-        self.held_tokens = 0  # prompt tokens of `held`
+        self.held_tokens = 0  # prompt tokens of all that wait
         self.prefilling_tokens = 0  # prompt tokens of calls on replicas that have no token yet
         self.kv_tokens = 0  # of all calls
-        self.unready = False  # some of `held` have found no ready instance yet
-        self.stage: WaitStage | None = None  # last reported to `held`
+        self.unready = False  # some of `to_prefill` have found no ready instance yet
+        self.stage: WaitStage | None = None  # last reported to all that wait
 
     def __repr__(self) -> str:
         return f"<RequestQueue {self.key} held={self.waiting} in_flight={self.in_flight}>"
 
     @property
     def in_flight(self) -> int:
-        return self.held.active + self.handed.active
+        return self.to_prefill.active + self.to_decode.active
 
     @property
     def waiting(self) -> int:
         """The number of calls that wait."""
-        return len(self.held) + len(self.handed)
+        return len(self.to_prefill) + len(self.to_decode)
 
     def calls(self) -> list["QueuedRequest"]:
         """Return the calls that wait."""
-        return [*self.held, *self.handed]
+        return [*self.to_prefill, *self.to_decode]
 
     def line(self, queued: QueuedRequest) -> WeightedFairQueue[QueuedRequest]:
         """Return the queue in which a call is counted."""
-        return self.handed if queued.handed_off else self.held
+        return self.to_decode if queued.handed_off else self.to_prefill
 
 
 class Admission:
@@ -225,15 +225,15 @@ class Admission:
             queue = self.queue(queued.key)
         queue.unready = queue.unready or queued.ready_s is None
         self._arrive(queue, queued)
-        queue.held.add(queued)
+        queue.to_prefill.add(queued)
         self._count(queue, queued)
         return queue
 
     def start(self, queued: QueuedRequest, instance: Replica) -> None:
-        """Add a new call that goes to a replica at once; nothing of its version may wait."""
+        """Add a new call that goes to a replica at once; no call of its version may wait for its prompt."""
         queue = self.queue(queued.key)
         self._arrive(queue, queued)
-        queue.held.serve(queued)
+        queue.to_prefill.serve(queued)
         queue.prefilling_tokens += queued.waiting_tokens
         queued.instance = instance
 
@@ -242,35 +242,27 @@ class Admission:
         queued.has_token = True
         self._queues[queued.key].prefilling_tokens -= queued.waiting_tokens
 
-    def requeue(self, queued: QueuedRequest) -> None:
+    def requeue(self, queued: QueuedRequest, *, handed_off: bool = False) -> None:
         """Take a call off its replica and queue it again in order of arrival.
 
-        It is never rejected for lack of room.
+        A `handed_off` one waits for a decode instance. It is never rejected for lack of room.
         """
         queue = self.queue(queued.key)
         queue.unready = queue.unready or queued.ready_s is None
         if not queued.has_token:
             queue.prefilling_tokens -= queued.waiting_tokens
-        # A call that a pipeline hands off comes with its KV cache.
-        queued.waiting_tokens = 0 if queued.goes_to else queued.tokens.prompt
-        if queued.handed_off:  # its decode instance was lost, and its KV cache with it
-            queue.handed.finish(queued.tenant)
-            queued.handed_off = False
-            queue.held.put_back(queued)
+        # A call that was handed off comes with its KV cache.
+        queued.waiting_tokens = 0 if handed_off or queued.goes_to else queued.tokens.prompt
+        before = queue.line(queued)
+        queued.handed_off = handed_off
+        line = queue.line(queued)
+        if line is before:
+            line.requeue(queued)
         else:
-            queue.held.requeue(queued)
+            before.finish(queued.tenant)
+            line.put_back(queued)
         if queued.goes_to:
             queue.moving[queued.arrival] = queued
-        self._count(queue, queued)
-        queued.instance = None
-
-    def hand_off(self, queued: QueuedRequest) -> None:
-        """Take a call off the prefill instance that has run its prompt; it waits for a decode instance."""
-        queue = self._queues[queued.key]
-        queued.waiting_tokens = 0
-        queue.line(queued).finish(queued.tenant)
-        queued.handed_off = True
-        queue.handed.put_back(queued)
         self._count(queue, queued)
         queued.instance = None
 
@@ -316,7 +308,7 @@ class Admission:
         largest = tenants.largest
         if largest is not None and tenants[queued.tenant] + 1 < tenants.most:
             fullest = max(queues, key=lambda queue: queue.tenants[largest])
-            newest = fullest.held.newest(largest)
+            newest = fullest.to_prefill.newest(largest)
             if newest is not None:
                 self.reject(newest, self._overloaded(newest.key))
                 return

@@ -31,8 +31,9 @@ from registry.records.live import InstanceRole
 # How long calls wait while the shared state is unreachable, so that no start can be made.
 _CUT_OFF_S = 3.0
 # Delay of the load report for calls that never wait.
-R = TypeVar("R", bound=Replica)
 _LOAD_DELAY_S = 0.05
+
+R = TypeVar("R", bound=Replica)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class DispatchCounts:
 
     failovers: int = 0  # calls that continued elsewhere after their node was lost
     rerouted: int = 0  # calls that an instance rejected before it began
-    moved: int = 0  # calls that a pipeline handed off
+    moved: int = 0  # calls that a pipeline or a prefill instance handed off
 
 
 class CallDispatcher:
@@ -121,8 +122,13 @@ class CallDispatcher:
     def stage(self, key: VersionKey) -> WaitStage:
         return self._progress.stage(self._state_cache, key)
 
-    def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None:
-        """Queue a call again in order of arrival, and record what the outcome shows of its replica."""
+    def reroute(
+        self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool, has_kv: bool = False
+    ) -> None:
+        """Queue a call again in order of arrival, and record what the outcome shows of its replica.
+
+        With `has_kv` its KV cache is still where a prefill instance has exported it.
+        """
         instance = queued.instance
         assert instance is not None
         self._release(queued, instance)
@@ -148,10 +154,8 @@ class CallDispatcher:
             self.counts.moved += 1
         else:
             self.counts.rerouted += 1
-        if outcome is ReplicaOutcome.MOVED and isinstance(instance, InstanceRecord) and not queued.goes_to:
-            self._admission.hand_off(queued)
-        else:
-            self._admission.requeue(queued)
+        is_new = outcome is ReplicaOutcome.MOVED and isinstance(instance, InstanceRecord)
+        self._admission.requeue(queued, handed_off=is_new or (queued.handed_off and has_kv))
         self._demand.changed(urgent=True)
         self._changes.notify()  # the state cache changed
 
@@ -166,7 +170,7 @@ class CallDispatcher:
         """Record the first token of a call on its replica, which may have room for another one now."""
         if queued.instance is not None and not queued.has_token:
             self._admission.on_first_token(queued)
-            self.slots.on_first_token(slots_key_of(queued.instance), queued.tokens)
+            self.slots.on_first_token(slots_key_of(queued.instance), _to_run(queued))
             self._assign_held(self._admission.queue(queued.key))
 
     # --- calls come and go
@@ -181,7 +185,7 @@ class CallDispatcher:
         queued = QueuedRequest(call, key, now_s, serial, hot=bool(ready))
         self._admission.expect(queued)
         queue = self._admission.find(key)
-        first = queue is None or not queue.held
+        first = queue is None or not queue.to_prefill
         if first and ready and not state_cache.pipelines(key):
             able = self._able(key, ready, InstanceRole.PREFILL)
             if self._start(queued, able):
@@ -230,7 +234,7 @@ class CallDispatcher:
             ).instance
         if instance is None:
             return False
-        self.slots.acquire(instance.instance_id, queued.cost, queued.tokens)
+        self.slots.acquire(instance.instance_id, queued.cost, _to_run(queued))
         self._admission.start(queued, instance)
         self._demand.changed()
         self._load.notify_within(_LOAD_DELAY_S)
@@ -253,13 +257,13 @@ class CallDispatcher:
         now = self.clock.monotonic_s()
         if ready and queue.unready:
             queue.unready = False
-            for queued in queue.held:
+            for queued in queue.to_prefill:
                 queued.ready_s = now if queued.ready_s is None else queued.ready_s
         for queued in list(queue.moving.values()):
             self._move(queued, ready)
-        if queue.handed:  # their clients already receive tokens
-            self._fill(queue, queue.handed, self._able(queue.key, ready, InstanceRole.DECODE), now)
-        self._fill(queue, queue.held, self._able(queue.key, ready, InstanceRole.PREFILL), now)
+        if queue.to_decode:  # their clients already receive tokens
+            self._fill(queue, queue.to_decode, self._able(queue.key, ready, InstanceRole.DECODE), now)
+        self._fill(queue, queue.to_prefill, self._able(queue.key, ready, InstanceRole.PREFILL), now)
 
     def _able(self, key: VersionKey, ready: Sequence[R], role: InstanceRole) -> Sequence[R]:
         """Return the replicas with this role, or without one; all if there are none."""
@@ -280,7 +284,7 @@ class CallDispatcher:
         while (following := line.first()) is not None:
             # Its tenant has the fewest calls in service: if it is not below its share, none is.
             over_commit = following.batches and line.is_below_share(following.tenant, slots)
-            paced = None if following.handed_off else self._paced(following)
+            paced = self._paced(following)
             choice = self.slots.choose(
                 able,
                 self._rng,
@@ -310,13 +314,14 @@ class CallDispatcher:
         """Return the tokens of a call by which its instances are filled; None where only calls count."""
         head = self._state_cache.functions.get(queued.key.function)
         by_load = head is not None and head.scaling.policy is ScalingMode.LOAD
-        return queued.tokens if by_load and queued.tokens.prompt else None
+        return _to_run(queued) if by_load and queued.tokens.prompt else None
 
     def _release(self, queued: QueuedRequest, server: Replica) -> None:
-        self.slots.release(slots_key_of(server), queued.cost, queued.tokens, has_token=queued.has_token)
+        tokens = _to_run(queued)
+        self.slots.release(slots_key_of(server), queued.cost, tokens, has_token=queued.has_token)
 
     def _assign(self, queued: QueuedRequest, server: Replica) -> None:
-        self.slots.acquire(slots_key_of(server), queued.cost, queued.tokens)
+        self.slots.acquire(slots_key_of(server), queued.cost, _to_run(queued))
         queued.assigned_s = self.clock.monotonic_s()
         self._admission.assign(queued, server)
 
@@ -394,6 +399,11 @@ class CallDispatcher:
             status=503,
             retry_after_s=1,
         )
+
+
+def _to_run(queued: QueuedRequest) -> CallTokens:
+    """Return the tokens of a call on its next replica: of its prompt those that are to be run there."""
+    return CallTokens(prompt=queued.waiting_tokens, kv=queued.tokens.kv)
 
 
 def _stopped(instance: InstanceRecord) -> InstanceRecord:

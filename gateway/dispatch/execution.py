@@ -7,7 +7,7 @@ the same continuation on any replica.
 
 from collections.abc import Awaitable
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -88,7 +88,9 @@ class RequestRouter(Protocol):
 
     def hands_off(self, key: VersionKey, server: Replica) -> bool: ...
 
-    def reroute(self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool) -> None: ...
+    def reroute(
+        self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool, has_kv: bool = False
+    ) -> None: ...
 
     def on_first_token(self, queued: QueuedRequest) -> None: ...
 
@@ -257,13 +259,14 @@ class RequestExecution(OpenCall):
     def _reroute(self, outcome: ReplicaOutcome, *, failover: bool) -> None:
         self._failed_over = self._failed_over or self.outputs > 0
         self._state, self._shown = _State.QUEUED, None
-        self._router.reroute(self._queued, outcome, failover=failover)
+        self._router.reroute(self._queued, outcome, failover=failover, has_kv=self._kv is not None)
 
     def _retry(self, error: ChannelClosed | RemoteError) -> None:
         """Queue the call again after a failure. Raises DispatchError if it cannot be retried."""
         queued = self._queued
         instance = queued.instance
         assert instance is not None
+        rejected = False
         if isinstance(error, ChannelClosed):
             outcome = ReplicaOutcome.LOST
             self._check_repeatable(instance, error)
@@ -274,11 +277,12 @@ class RequestExecution(OpenCall):
             outcome = refusal
             if error.code == "no_tokenizer":
                 self._router.tokenizers.forget(_nodes_of(instance))
-            if outcome not in MAYBE_STARTED and self.outputs == self._outputs_before:
-                del self._replica_calls[self._current :]  # rejected before it began
-                self._tries -= 1
-        if outcome is not ReplicaOutcome.FULL:
-            self._kv = None  # fetched, or not needed where the call goes now
+            rejected = outcome not in MAYBE_STARTED and self.outputs == self._outputs_before
+        if rejected:  # before it began
+            del self._replica_calls[self._current :]
+            self._tries -= 1
+        else:
+            self._kv = None  # perhaps fetched, which is possible once
         # A full replica is no failure: the call keeps waiting under its own deadlines.
         self._tries_left -= outcome is not ReplicaOutcome.FULL
         if not self._tries_left:
@@ -324,20 +328,19 @@ class RequestExecution(OpenCall):
         return replica_call
 
     def _work(self, replica_call: ReplicaCall, server: Replica) -> Work:
-        work = msgspec.structs.replace(
-            self.call.work, request_id=replica_call.call_id, instance_id=replica_call.instance_id
-        )
-        if not isinstance(work, Generate):
-            return work
-        if isinstance(server, PipelineReplica):
-            work = msgspec.structs.replace(work, pipeline=server.instance_id)
-        else:
-            hand_off = self._router.hands_off(self._queued.key, server)
-            if self._kv is not None or hand_off:
-                work = msgspec.structs.replace(work, kv=self._kv, hand_off=hand_off)
-        if self._token_ids:
-            return msgspec.structs.replace(work, generated_ids=work.generated_ids + tuple(self._token_ids))
-        return work
+        work = self.call.work
+        fields: dict[str, Any] = {
+            "request_id": replica_call.call_id,
+            "instance_id": replica_call.instance_id,
+        }
+        if isinstance(work, Generate):
+            fields["generated_ids"] = work.generated_ids + tuple(self._token_ids)
+            if isinstance(server, PipelineReplica):
+                fields["pipeline"] = server.instance_id
+            else:
+                fields["kv"] = self._kv
+                fields["hand_off"] = self._router.hands_off(self._queued.key, server)
+        return msgspec.structs.replace(work, **fields)
 
     def _account(self, replica_call: ReplicaCall, reply: Reply) -> Event | None:
         """Count a reply; return its event, if any."""

@@ -116,10 +116,7 @@ class WeightedFairQueue(Generic[T]):
         queue = self._tenant_queue(item.tenant)
         waited = queue.waits
         queue.fresh[item.arrival] = item
-        self._waiting += 1
-        if not waited:
-            queue.tag = max(queue.tag, self._now)
-            self._place(queue)
+        self._added(queue, waited=waited)
 
     def start(self, item: T) -> None:
         """Move a waiting item into service."""
@@ -145,10 +142,7 @@ class WeightedFairQueue(Generic[T]):
         queue = self._tenant_queue(item.tenant)
         waited = queue.waits
         insort(queue.returned, item, key=_BY_ARRIVAL)
-        self._waiting += 1
-        if not waited:
-            queue.tag = max(queue.tag, self._now)
-            self._place(queue)
+        self._added(queue, waited=waited)
 
     def requeue(self, item: T) -> None:
         """Move an item in service back into the queue, in order of arrival."""
@@ -198,6 +192,13 @@ class WeightedFairQueue(Generic[T]):
             arrivals = [item.arrival for item in (*queue.returned, *queue.fresh.values())]
             assert arrivals == sorted(arrivals), f"{queue.tenant} is out of order"
         assert len(self._heap) <= 2 * len(self._tenants) + _MIN_STALE
+
+    def _added(self, queue: _TenantQueue[T], *, waited: bool) -> None:
+        """Count a new item of a tenant, of which others `waited` or not."""
+        self._waiting += 1
+        if not waited:
+            queue.tag = max(queue.tag, self._now)
+            self._place(queue)
 
     def _tenant_queue(self, tenant: str) -> _TenantQueue[T]:
         queue = self._tenants.get(tenant)

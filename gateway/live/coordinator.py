@@ -330,9 +330,10 @@ class LiveCoordinator:
         if key in self._groups:
             return
         self._open.close_others(key, {pipeline.name for pipeline in record.pipelines})
-        if record.way is LiveMode.OFF and not record.pipelines:
+        if record.way is LiveMode.OFF and not (record.pipelines or record.roles):
             return
-        log.info("%s: recovering %d pipelines of an earlier controller", key, len(record.pipelines))
+        if record.pipelines:
+            log.info("%s: recovering %d pipelines of an earlier controller", key, len(record.pipelines))
         self._publisher.recover(record)
         self._recovered |= {pipeline.pipeline_id: (key, pipeline) for pipeline in record.pipelines}
 

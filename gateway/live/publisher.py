@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 TTL_S = 10.0  # of pipelines that are not renewed
 _RENEW_S = TTL_S / 3
 _RETRY_S = 0.5
-_DECISION_TTL_S = 3600.0  # of a decision, where there are no pipelines
+_DECISION_TTL_S = 3600.0  # of a decision and of roles, where there are no pipelines
+_RENEW_ROLES_S = _DECISION_TTL_S / 3
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class LiveStatePublisher:
     async def run(self) -> None:
         """Publish until cancelled."""
         loop = asyncio.get_running_loop()
-        renew_at = loop.time() + _RENEW_S
+        renew_at, renew_roles_at = loop.time() + _RENEW_S, loop.time() + _RENEW_ROLES_S
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(renew_at):
@@ -119,7 +120,10 @@ class LiveStatePublisher:
             if loop.time() >= renew_at:  # even under constant change
                 renew_at = loop.time() + _RENEW_S
                 self._discard_old()
-                self._dirty |= {key for key, entry in self._states.items() if entry.pipelines or entry.roles}
+                self._dirty |= {key for key, entry in self._states.items() if entry.pipelines}
+            if loop.time() >= renew_roles_at:
+                renew_roles_at = loop.time() + _RENEW_ROLES_S
+                self._dirty |= {key for key, entry in self._states.items() if entry.roles}
             keys, self._dirty = self._dirty, set()
             for key in keys:
                 if not await self._publish(key):

@@ -9,7 +9,7 @@
 - `demand_sum`: the load of all gateways together
 - `image_owners`: which host owns the pinned copy of each image
 - `image_sources`: sources of each image, and hosts of new copies
-- `link_peers`: links that nodes keep open to each other
+- `link_peers`: links that nodes open to each other when they join
 - `load_target`: scaling by tokens and seen capacity
 - `loads`: loads of function versions
 - `outlook`: seen capacities, and when instances would be ready

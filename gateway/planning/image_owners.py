@@ -26,12 +26,13 @@ _SLACK = 0.25
 class HostCopy:
     """One host's copy of an image; `node` is the node of the host that requests are sent to.
 
-    A `settled` one no node of the host needs any more to check the image or to write it to the disk.
+    `settled`: no node of the host still needs it, to check the image or to write it to the disk.
     """
 
     image: str
     host: str
     node: str
+    nbytes: int
     last_used_at: float
     pinned: bool
     settled: bool
@@ -177,6 +178,7 @@ def host_copies(nodes: Iterable[NodeRecord]) -> HostCopies:
                     image=holding.image,
                     host=node.host,
                     node=node.id,
+                    nbytes=holding.bytes,
                     last_used_at=holding.last_used_at,
                     pinned=holding.pinned,
                     settled=settled,

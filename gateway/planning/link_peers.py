@@ -1,4 +1,4 @@
-"""Which links nodes keep open to each other, so that casts need not connect first. Pure."""
+"""Which links nodes open to each other when they join, so that casts need not connect first. Pure."""
 
 import hashlib
 from collections import defaultdict
@@ -8,9 +8,11 @@ from gateway.planning.actions import PrepareLinksAction
 from registry.messages.images import MAX_LINK_PEERS, LinkPeer
 from registry.records.node import NodeRecord
 
+_Pair = tuple[int, LinkPeer, int]  # a peer, with the epochs of the node and of the peer
+
 
 def link_peers(nodes: Sequence[NodeRecord]) -> Mapping[str, tuple[LinkPeer, ...]]:
-    """Return the peers of each node: one node of other hosts each, first those under its leaf switch.
+    """Return the peers of each node: one node of each other host, first those under its leaf switch.
 
     Of more than MAX_LINK_PEERS a node gets those that follow it on a ring of hashes, so that a node which
     joins or leaves changes the peers of few others.
@@ -21,7 +23,7 @@ def link_peers(nodes: Sequence[NodeRecord]) -> Mapping[str, tuple[LinkPeer, ...]
     ring = sorted(first.values(), key=lambda one: hashlib.blake2b(one.host.encode(), digest_size=8).digest())
     leaves: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in ring:
-        leaves[first[one.host].leaf].append(one)
+        leaves[one.leaf].append(one)
     place = {one.host: index for index, one in enumerate(ring)}
     place_in_leaf = {one.host: index for group in leaves.values() for index, one in enumerate(group)}
     found = {}
@@ -40,10 +42,13 @@ def _followers(ring: Sequence[NodeRecord], place: int) -> list[NodeRecord]:
 
 
 class LinkPlanner:
-    """A planner of the links that nodes prepare: a node receives the peers that are new to it."""
+    """A planner of the links that nodes prepare: a node receives the peers that are new to it.
+
+    Peers that were restarted are new. Nodes close links that no cast uses; later casts connect themselves.
+    """
 
     def __init__(self) -> None:
-        self._sent: dict[str, tuple[int, frozenset[LinkPeer]]] = {}  # by node, with its epoch
+        self._sent: dict[str, frozenset[_Pair]] = {}  # by node
         self._nodes: frozenset[tuple[str, int, str, str]] = frozenset()
 
     def __repr__(self) -> str:
@@ -61,10 +66,13 @@ class LinkPlanner:
             return []
         self._nodes = known
         found, before, actions = link_peers(nodes), self._sent, []
-        self._sent = {node.id: (node.epoch, frozenset(found[node.id])) for node in nodes}
+        epochs = {node.cast: node.epoch for node in nodes}
+        self._sent = {}
         for node in nodes:
-            epoch, had = before.get(node.id, (node.epoch, frozenset()))
-            new = tuple(peer for peer in found[node.id] if epoch != node.epoch or peer not in had)
+            pairs = {peer: (node.epoch, peer, epochs[peer.cast]) for peer in found[node.id]}
+            self._sent[node.id] = frozenset(pairs.values())
+            had = before.get(node.id, frozenset())
+            new = tuple(peer for peer, pair in pairs.items() if pair not in had)
             if new:
                 actions.append(PrepareLinksAction(node=node.id, peers=new))
         return actions

@@ -155,7 +155,7 @@ class LoadTarget:
     def _budget_s(self, load: FunctionLoad, trend: Trend) -> float:
         """Return how long waits may take: longer where a queue drains, as the ready instances keep up."""
         settings, target_s = self._settings, load.scaling.ttft_target_s
-        rate = load.ready * load.capacity.prefill_tokens_s
+        rate = load.prompt_runners * load.capacity.prefill_tokens_s
         drains = trend.short < rate * settings.busy and load.tokens.waiting <= rate * target_s
         return (settings.drain if drains else settings.budget) * target_s
 
@@ -222,7 +222,7 @@ class LoadTarget:
             shares.append(calls / capacity.slots)
         prompts = trend.short / (capacity.prefill_tokens_s * settings.busy)
         held = max(shares) * settings.margin
-        if load.scaling.serving is ServingMode.DISAGGREGATED and max(prompts, held) > 1:
+        if load.scaling.serving is ServingMode.DISAGGREGATED and max(prompts, held) > 1.05:
             return math.ceil(prompts - 0.05) + math.ceil(held - 0.05)
         # What was a full instance may leave a trace in an average, but needs none.
         count = math.ceil(max(prompts, held) - 0.05)
@@ -260,7 +260,8 @@ class LoadTarget:
     def _rate_falls_at(self, load: FunctionLoad, trend: Trend, desired: int) -> list[float]:
         """Return when, without further calls, the rate of arrivals will need one instance less."""
         each = load.capacity.prefill_tokens_s * self._settings.busy
-        fits = (desired - 1 + 0.05) * each
+        disaggregated = load.scaling.serving is ServingMode.DISAGGREGATED
+        fits = ((load.prompt_runners if disaggregated else desired) - 1 + 0.05) * each
         if desired < 1 or not each or trend.short <= fits:
             return []
         return [trend.at + short_s(_window_s(load)) * math.log(trend.short / max(fits, 1e-9)) + 1e-3]
@@ -284,7 +285,7 @@ def _by_role(prefill: Need, batch: Need, kv: Need) -> Need:
     """Return the number for both roles; an instance that is enough for both needs no other."""
     decode = max(batch, kv, key=lambda need: need.instances)
     roles = RoleNeed(prefill=max(1, prefill.instances), decode=max(1, decode.instances))
-    if max(prefill.instances, decode.instances) <= 1:
+    if roles == RoleNeed(prefill=1, decode=1):
         return replace(prefill, roles=roles)
     reason = f"{roles.prefill} for prompts ({prefill.reason}), {roles.decode} to decode ({decode.reason})"
     return Need(instances=roles.prefill + roles.decode, reason=reason, roles=roles)
@@ -325,8 +326,7 @@ def _ready_s(load: FunctionLoad) -> list[float]:
     """Return when the present instances are ready, in seconds from now, soonest first."""
     known = sorted(load.starting_s)[: load.starting]
     unknown = [load.starts.next_s] * (load.starting - len(known))
-    ready = load.prefilling or load.ready  # where no roles are assigned yet, all do both
-    return [0.0] * ready + sorted(known + unknown)
+    return [0.0] * load.prompt_runners + sorted(known + unknown)
 
 
 def _all_s(load: FunctionLoad, present: list[float]) -> list[float]:

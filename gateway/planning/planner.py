@@ -25,8 +25,9 @@ from gateway.planning.policy import (
     with_target,
     without_floor,
 )
-from gateway.planning.roles import RoleHolder, RoleNeed, assign_roles
+from gateway.planning.roles import RoleNeed, assign_roles
 from gateway.planning.starts import ScalingStep, StartPlanner, StartRequest, StartResult
+from registry.records.engine import EngineKind
 from registry.records.function import ScalingMode, ServingMode
 from registry.records.instance import InstanceRecord
 from registry.records.live import InstanceRole
@@ -211,9 +212,9 @@ class ScalingPlanner:
         decision = self._decide(key, load, state, step.now)
         self._states[key] = decision.state
         step.plan.desired[key] = decision.desired
-        step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
+        decided = step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
         step.plan.replan_at(decision.next_at)
-        step.plan.roles[key] = self._roles(key, ready, decision, step)
+        step.plan.roles[key] = self._roles(key, ready, decided, step)
         missing, surplus = decision.desired - load.live, load.live - decision.desired
         if affinity is not None:
             there = {i.node for i in ready + coming}
@@ -255,20 +256,19 @@ class ScalingPlanner:
         return decision
 
     def _roles(
-        self, key: VersionKey, ready: Sequence[InstanceRecord], decision: ScalingDecision, step: ScalingStep
+        self, key: VersionKey, ready: Sequence[InstanceRecord], decided: DecidedLoad, step: ScalingStep
     ) -> dict[str, InstanceRole]:
         """Return the roles of a disaggregated function's ready instances; without calls they keep theirs."""
-        head = step.cache.functions.get(key.function)
-        if head is None or head.scaling.serving is not ServingMode.DISAGGREGATED:
+        version = step.cache.version(key)
+        if (
+            decided.load.scaling.serving is not ServingMode.DISAGGREGATED
+            or version is None
+            or version.engine is not EngineKind.NATIVE  # no other hands calls off
+        ):
             return {}
-        present = step.cache.live.roles(key.function, key.version)
-        holders = [
-            RoleHolder(instance_id=one.instance_id, calls=step.in_flight.get(one.instance_id, 0))
-            for one in ready
-        ]
-        prefilling = sum(present.get(one.instance_id) is InstanceRole.PREFILL for one in ready)
-        need = decision.roles or RoleNeed(prefill=prefilling, decode=1)
-        return assign_roles(holders, present, need)
+        need = decided.decision.roles or RoleNeed(prefill=decided.load.prefilling, decode=1)
+        calls = {one.instance_id: step.in_flight.get(one.instance_id, 0) for one in ready}
+        return assign_roles(calls, step.cache.live.roles(key.function, key.version), need)
 
     def _stop_paused(self, key: VersionKey, step: ScalingStep, *, keep_busy: bool = False) -> None:
         """Stop the paused instances, unless they have calls and `keep_busy`."""

@@ -46,6 +46,11 @@ class FunctionLoad:
         return self.ready + self.starting
 
     @property
+    def prompt_runners(self) -> int:
+        """The number of ready instances that run prompts: all, as long as none has a role."""
+        return self.prefilling or self.ready
+
+    @property
     def needed(self) -> int:
         """The number of instances for its calls."""
         calls = self.in_flight + self.held

@@ -38,6 +38,8 @@ _UNKNOWN_IDLE_S = 300.0  # an image without a version may be that of a deploy in
 _DEPLOYING_S = 30.0  # so may a pinned copy without a current version
 _RELIEF_S = 10.0  # how long starts on a host wait for new owners of its pinned copies
 
+_Place = tuple[str, str]  # an image, and a host
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CopyStep:
@@ -97,7 +99,7 @@ class Replicator:
                 self._keep(image, owners[image], step)
         self._unpin_others(step)
         self._drop_surplus(step)
-        self._drop_deleted(step)
+        self._drop_deleted_from_disks(step)
 
     def failed(self, image: str, node: str, now: float) -> None:
         """Record a failed prefetch or drop: other nodes are tried first."""
@@ -287,18 +289,22 @@ class Replicator:
 
     # --- surplus
 
-    def _drop_deleted(self, step: _CopyStep) -> None:
+    def _drop_deleted_from_disks(self, step: _CopyStep) -> None:
         """Drop images that no version has any more from the disks of hosts, which their nodes share."""
         for nodes in step.hosts.values():
             node = nodes[0]
             for holding in node.holdings:
                 if Tier.DISK not in holding.tiers or step.cache.versions(holding.image):
                     continue
-                subject, due = f"disk:{holding.image}", holding.last_used_at + _DEPLOYING_S
+                subject, due = ("disk", holding.image), holding.last_used_at + _DEPLOYING_S
                 if due > step.wall:
                     step.plan.replan_at(step.now + due - step.wall)
-                elif self._may_try(subject, node.id, step):
-                    self.failed(subject, node.id, step.now)
+                    continue
+                retry_at = self._backoff.retry_at(subject, node.id, step.now)
+                step.plan.replan_at(retry_at)
+                if retry_at is None:
+                    # Until the node reports that it is dropped, this delays a repetition.
+                    self._backoff.failed(subject, node.id, step.now)
                     step.plan.actions.append(DropAction(image=holding.image, node=node.id, tier=Tier.DISK))
 
     def _drop_surplus(self, step: _CopyStep) -> None:
@@ -308,17 +314,20 @@ class Replicator:
         copy that all peers can read (BlitzScale §5.3) are dropped at once, least recently used first, until
         the rest fits what a host may keep of them.
         """
-        keep_s, used = self._uses(step)
-        redundant = self._redundant(step)
+        uses = self._uses(step)
+        arriving = self._arriving(step)
+        redundant = self._redundant(step, uses, arriving)
         for image, hosts in step.copies.items():
             left = len(hosts)
+            keep_s = _keep_s(image, step)
             for copy in sorted(hosts.values(), key=lambda copy: (copy.last_used_at, copy.node)):
-                is_redundant = (image, copy.host) in redundant
-                due = copy.last_used_at + keep_s.get(image, _UNKNOWN_IDLE_S)
-                if is_redundant:
+                place = (image, copy.host)
+                if place in redundant:
                     due = step.wall
-                elif (image, copy.host) in used:
+                elif place in uses or place in arriving:
                     continue
+                else:
+                    due = copy.last_used_at + keep_s
                 if image in step.kept and (left <= 1 or copy.pinned):
                     continue
                 if not self._may_try(image, copy.node, step):
@@ -331,70 +340,59 @@ class Replicator:
                     self.failed(image, copy.node, step.now)
                     step.plan.actions.append(DropAction(image=image, node=copy.node, tier=Tier.HOST))
 
-    def _uses(self, step: _CopyStep) -> tuple[dict[str, float], set[tuple[str, str]]]:
-        """Return how long idle copies of each image are kept, and the (image, host) in use."""
-        keep_s: dict[str, float] = {}
-        used = self._arriving(step)
+    def _uses(self, step: _CopyStep) -> dict[_Place, bool]:
+        """Return the places that instances use, and whether all their nodes have the image in the arena.
+
+        Another engine than the nodes' own maps the host copy.
+        """
+        found: dict[_Place, bool] = {}
         for version in step.cache.versions():
-            head = step.cache.functions.get(version.function)
-            if head is None or version.image is None:
+            if version.image is None or version.function not in step.cache.functions:
                 continue
-            keep_s[version.image] = max(keep_s.get(version.image, 0.0), head.scaling.host_keep_alive_s)
             for instance in step.cache.instances(VersionKey(version.function, version.version)):
                 entry = step.cache.node(instance.node)
-                if entry is not None:
-                    used.add((version.image, entry.record.host))
-        return keep_s, used
+                if entry is None:
+                    continue
+                place = (version.image, entry.record.host)
+                found[place] = found.get(place, True) and (
+                    version.engine is EngineKind.NATIVE
+                    and instance.state in (InstanceState.READY, InstanceState.DRAINING)
+                    and entry.record.gives_from_arena
+                    and holds(entry.record, version.image, Tier.GPU)
+                )
+        return found
 
-    def _redundant(self, step: _CopyStep) -> set[tuple[str, str]]:
-        """Return the (image, host) of served copies that exceed what their host may keep."""
-        served = self._served(step)
+    def _redundant(self, step: _CopyStep, uses: Mapping[_Place, bool], arriving: Set[_Place]) -> set[_Place]:
+        """Return the places of copies that accelerators serve, and that exceed what their host may keep."""
         kept_bytes: dict[str, int] = {}
         found = set()
-        copies = [copies[host] for image, copies in step.copies.items() for host in copies]
-        for copy in sorted(copies, key=lambda copy: (-copy.last_used_at, copy.image)):
-            if not copy.settled or (copy.image, copy.host) not in served:
-                continue
-            if copy.image in step.kept and copy.pinned:
-                continue
-            nbytes = kept_bytes.get(copy.host, 0) + served[copy.image, copy.host]
+        served = [
+            copy
+            for image, copies in step.copies.items()
+            for host, copy in copies.items()
+            if uses.get((image, host)) and (image, host) not in arriving and copy.settled
+            if not (copy.pinned and image in step.kept)
+        ]
+        for copy in sorted(served, key=lambda copy: (-copy.last_used_at, copy.image)):
+            nbytes = kept_bytes.get(copy.host, 0) + copy.nbytes
             if nbytes > self._served_copies_bytes:
                 found.add((copy.image, copy.host))
             else:
                 kept_bytes[copy.host] = nbytes
         return found
 
-    def _served(self, step: _CopyStep) -> dict[tuple[str, str], int]:
-        """Return the (image, host) and size of images that every node which uses them has in its arena.
-
-        Another engine than the nodes' own maps the host copy.
-        """
-        arriving = self._arriving(step)
-        found: dict[tuple[str, str], bool] = {}
-        sizes: dict[str, int] = {}
-        for version in step.cache.versions():
-            if version.image is None:
-                continue
-            sizes[version.image] = version.image_bytes
-            for instance in step.cache.instances(VersionKey(version.function, version.version)):
-                entry = step.cache.node(instance.node)
-                if entry is None:
-                    continue
-                place = (version.image, entry.record.host)
-                served = (
-                    version.engine is EngineKind.NATIVE
-                    and instance.state in (InstanceState.READY, InstanceState.DRAINING)
-                    and entry.record.gives_from_arena
-                    and holds(entry.record, version.image, Tier.GPU)
-                )
-                found[place] = found.get(place, place not in arriving) and served
-        return {place: sizes[place[0]] for place, served in found.items() if served}
-
-    def _arriving(self, step: _CopyStep) -> set[tuple[str, str]]:
+    def _arriving(self, step: _CopyStep) -> set[_Place]:
         pairs = list(self._planner.prefetching)
         pairs += [(start.image, start.node) for start in self._planner.pending.values() if start.image]
         entries = [(image, step.cache.node(node)) for image, node in pairs]
         return {(image, entry.record.host) for image, entry in entries if entry is not None}
+
+
+def _keep_s(image: str, step: _CopyStep) -> float:
+    """Return for how long idle copies of an image are kept."""
+    heads = (step.cache.functions.get(version.function) for version in step.cache.versions(image))
+    keep_s = [head.scaling.host_keep_alive_s for head in heads if head is not None]
+    return max(keep_s, default=_UNKNOWN_IDLE_S)
 
 
 def _starts_without_copy(step: _CopyStep) -> list[StartAction]:

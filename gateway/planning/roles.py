@@ -5,7 +5,7 @@ served first, and prompts wait. A change of role loads nothing, so that roles fo
 instance keeps its role otherwise, because its calls have their KV cache there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from registry.records.live import InstanceRole
@@ -19,37 +19,21 @@ class RoleNeed:
     decode: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleHolder:
-    """A ready instance with the number of its calls."""
-
-    instance_id: str
-    calls: int
-
-
 def assign_roles(
-    holders: Sequence[RoleHolder], present: Mapping[str, InstanceRole], need: RoleNeed
+    calls: Mapping[str, int], present: Mapping[str, InstanceRole], need: RoleNeed
 ) -> dict[str, InstanceRole]:
     """Return the role of each instance; none where one instance is all there is: it does both.
 
-    `present` are the roles until now, by id. What is left over decodes: there calls end sooner.
+    `calls` are the numbers of calls of ready instances, by id, and `present` the roles until now. Each role
+    has an instance at least. Surplus instances decode: there calls end sooner.
     """
-    if len(holders) < 2:
+    if len(calls) < 2:
         return {}
-    prefill = _prefill_count(len(holders), need)
+    prefill = max(1, min(need.prefill, len(calls) - max(1, need.decode)))
     # Of those that change, the ones with the fewest calls: these stay there until they end.
-    ranked = sorted(holders, key=lambda one: (one.calls, one.instance_id))
-    keep = [one for one in ranked if present.get(one.instance_id) is InstanceRole.PREFILL]
-    fresh = [one for one in ranked if one.instance_id not in present]
-    decoding = [one for one in ranked if present.get(one.instance_id) is InstanceRole.DECODE]
-    chosen = {one.instance_id for one in [*reversed(keep), *fresh, *decoding][:prefill]}
-    return {
-        one.instance_id: InstanceRole.PREFILL if one.instance_id in chosen else InstanceRole.DECODE
-        for one in holders
-    }
-
-
-def _prefill_count(instances: int, need: RoleNeed) -> int:
-    """Return how many of at least two instances run prompts; each role has one at least."""
-    left = instances - max(1, need.decode)
-    return max(1, min(max(1, need.prefill), left))
+    ranked = sorted(calls, key=lambda id_: (calls[id_], id_))
+    keep = [id_ for id_ in ranked if present.get(id_) is InstanceRole.PREFILL]
+    fresh = [id_ for id_ in ranked if id_ not in present]
+    decoding = [id_ for id_ in ranked if present.get(id_) is InstanceRole.DECODE]
+    chosen = {*[*reversed(keep), *fresh, *decoding][:prefill]}
+    return {id_: InstanceRole.PREFILL if id_ in chosen else InstanceRole.DECODE for id_ in calls}

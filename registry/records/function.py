@@ -85,6 +85,14 @@ def check_policy(given: Mapping[str, Any], task: FunctionTask) -> None:
         )
 
 
+def check_serving(serving: ServingMode, engine: EngineKind) -> None:
+    """Raise InvalidRecord for disaggregated serving by an engine that hands no calls off."""
+    if serving is ServingMode.DISAGGREGATED and engine is not EngineKind.NATIVE:
+        raise InvalidRecord(
+            f"serving: disaggregated is for the engine native, not {engine}: set --serving colocated"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Scaling settings, which may change without a new version.

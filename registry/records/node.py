@@ -29,8 +29,8 @@ class CachedImage:
     """An image cached on a node.
 
     `tiers` are all the tiers that hold the complete image; `pinned`: its host copy is one that the cluster
-    keeps, evicted after all others. `settled`: the node needs the host copy no more to check the image or to
-    write it to the disk.
+    keeps, evicted after all others. `settled`: the node does not need the host copy any more, to check the
+    image or to write it to the disk.
     """
 
     image: str

@@ -80,9 +80,18 @@ class LineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.served)
     @rule(data=st.data())
-    def put_back(self, data: st.DataObject) -> None:
+    def requeue(self, data: st.DataObject) -> None:
         item = self.served.pop(data.draw(st.integers(0, len(self.served) - 1)))
         self.line.requeue(item)
+        self.waiting.append(item)
+
+    @rule(tenant=TENANTS, arrival=st.integers(-1000, -1))
+    def put_back(self, tenant: str, arrival: int) -> None:
+        """Take over an item from another queue, in which it was before all that came here since."""
+        item = Item(tenant, arrival)
+        if item in self.waiting or item in self.served:
+            return
+        self.line.put_back(item)
         self.waiting.append(item)
 
     @precondition(lambda self: self.waiting)
@@ -246,12 +255,12 @@ def test_many_waiting_calls_cost_no_more_each_than_few() -> None:
         admission.leave(one)
     instance = make_instance("i", "a")
     taken = []
-    while (one := queue.held.first()) is not None:
+    while (one := queue.to_prefill.first()) is not None:
         admission.assign(one, instance)
         taken.append(one)
     for one in taken[::2]:
         admission.requeue(one)
-    queue.held.check_integrity()
+    queue.to_prefill.check_integrity()
     assert [one.arrival for one in taken if one.tenant == "t0"] == sorted(
         one.arrival for one in taken if one.tenant == "t0"
     )

@@ -120,7 +120,7 @@ class Simulation:
         self._admission.enqueue(request.queued)
 
     def _assign(self) -> None:
-        line = self._admission.queue(KEY).held
+        line = self._admission.queue(KEY).to_prefill
         while (queued := line.first()) is not None:
             over_commit = line.is_below_share(queued.tenant, concurrency_of(self._instance))
             chosen = self._slots.choose(

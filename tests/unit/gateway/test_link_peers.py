@@ -30,9 +30,10 @@ def test_few_nodes_are_all_linked_and_hosts_once() -> None:
 def test_of_many_those_under_the_same_leaf_come_first() -> None:
     many = nodes(200, leaves=4)
     leaf_of = {node.host: node.leaf for node in many}
-    for node in many:
-        peers = link_peers(many)[node.id] if node.id in ("n0000", "n0077") else ()
-        assert len(peers) in (0, MAX_LINK_PEERS) and {leaf_of[peer.host] for peer in peers} <= {node.leaf}
+    found = link_peers(many)
+    for node in (many[0], many[77]):
+        peers = found[node.id]
+        assert len(peers) == MAX_LINK_PEERS and {leaf_of[peer.host] for peer in peers} == {node.leaf}
 
 
 def test_a_node_that_joins_changes_the_peers_of_few() -> None:
@@ -53,6 +54,9 @@ def test_nodes_receive_what_is_new_to_them() -> None:
     again = make_node("n0001", host="h1", leaf="l0", cast="c9", epoch=2)
     sent = {action.node: {peer.cast for peer in action.peers} for action in planner.plan([*nodes(1), again])}
     assert sent == {"n0000": {"c9"}, "n0001": {"c0"}}
+    same_port = make_node("n0001", host="h1", leaf="l0", cast="c9", epoch=3)
+    assert len(planner.plan([*nodes(1), same_port])) == 2
+    again = same_port
     planner.reset()
     assert len(planner.plan([*nodes(1), again])) == 2
 

@@ -1,6 +1,7 @@
 """What a controller makes of the records that another one left."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.cluster.condition import ChangeCondition
@@ -16,7 +17,7 @@ from registry.messages.node import InstanceProgress
 from registry.records.change import FunctionChanged, InstanceChanged, LiveChanged, NodeUp
 from registry.records.function import Function, Scaling
 from registry.records.instance import InstanceState
-from registry.records.live import LiveMode, LivePipeline, LiveRecord, LiveStage
+from registry.records.live import InstanceRole, LiveMode, LivePipeline, LiveRecord, LiveStage
 from tests.fixtures.control import AnyBlobs, make_instance, make_node, make_version
 from tests.fixtures.loops import in_virtual_time
 from tests.fixtures.recording_state import RecordingState
@@ -26,6 +27,7 @@ STAGES = (
     LiveStage(node="n0", instance_id="i-n0", first=0, last=5),
     LiveStage(node="n1", instance_id="i-n1", first=5, last=6),
 )
+NO_ROLES: Mapping[str, InstanceRole] = {}
 PIPELINE = LivePipeline(pipeline_id="p", epoch=0, stages=STAGES, head=1, rate=1.0, slots=8)
 
 
@@ -53,7 +55,13 @@ class Gateway:
             self.state_cache, NoLinks(), StartAssets(AnyBlobs()), self.board, FakeClock()
         )
 
-    def receive(self, epoch: int, *pipelines: LivePipeline, way: LiveMode = LiveMode.OFF) -> None:
+    def receive(
+        self,
+        epoch: int,
+        *pipelines: LivePipeline,
+        way: LiveMode = LiveMode.OFF,
+        roles: Mapping[str, InstanceRole] = NO_ROLES,
+    ) -> None:
         """Receive a record of another controller."""
         record = LiveRecord(
             function="f",
@@ -64,6 +72,7 @@ class Gateway:
             reason="published",
             at=0.0,
             pipelines=pipelines,
+            roles=roles,
         )
         self.state_cache.apply(LiveChanged(record=record, ttl_s=TTL_S), 0.0)
 
@@ -84,6 +93,18 @@ async def test_a_controller_that_leads_again_discards_its_old_records() -> None:
     await gateway.state.renewed("other")
     assert {record.function for record in gateway.state.reported} == {"other"}
     publishing.cancel()
+
+
+async def test_a_controller_continues_with_the_roles_of_an_earlier_one() -> None:
+    gateway = Gateway()
+    roles = {"i-n0": InstanceRole.PREFILL, "i-n1": InstanceRole.DECODE}
+    gateway.receive(1, roles=roles)
+    gateway.epoch = 2
+    gateway.live.plan(Plan(roles={KEY: roles}), {}, 2)
+    known = gateway.state_cache.live.record("f", 1)
+    assert known is not None and (known.reason, known.roles) == ("published", roles)
+    gateway.live.plan(Plan(roles={KEY: {}}), {}, 2)  # it is colocated, or has one instance
+    assert gateway.state_cache.live.roles("f", 1) == {}
 
 
 async def test_a_source_of_a_recovered_pair_is_in_no_other_pair() -> None:

@@ -1,177 +1,52 @@
-"""Calls of disaggregated functions: from prefill instances to decode instances, whatever happens to these."""
+"""Which instances run prompts, and which continue calls. Pure."""
 
-import asyncio
-import random
-from collections.abc import Mapping
+from hypothesis import given
+from hypothesis import strategies as st
 
-import pytest
-
-from gateway.fakes.node import tokens_after
-from gateway.schemas.admin import ScalingPatch
-from registry.errors import InvalidRecord
-from registry.messages.node import Generate
-from registry.records.function import FunctionVersion, Scaling, ScalingMode, ServingMode, check_applies
-from registry.records.live import InstanceRole, LiveMode, LiveRecord
-from tests.fixtures.control import FakeCluster, ask, make_call, open_cluster
+from gateway.planning.roles import RoleNeed, assign_roles
+from registry.records.live import InstanceRole
 
 PREFILL, DECODE = InstanceRole.PREFILL, InstanceRole.DECODE
+calls_by_instance = st.lists(st.integers(0, 20), max_size=9).map(lambda calls: of(*calls))
+needs = st.builds(RoleNeed, prefill=st.integers(0, 12), decode=st.integers(0, 12))
+roles = st.dictionaries(st.integers(0, 9).map("i{}".format), st.sampled_from([PREFILL, DECODE]))
 
 
-class Roles:
-    """The roles of the instances on nodes, as a controller publishes them."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-        self._serial = 0
-
-    async def publish(self, roles: Mapping[str, InstanceRole]) -> None:
-        """Publish roles by node, and return once the gateway has them."""
-        control = self._cluster.control
-        by_id = {
-            instance.instance_id: roles[instance.node]
-            for instance in control.state_cache.instances()
-            if instance.node in roles
-        }
-        self._serial += 1
-        record = LiveRecord(
-            function="f",
-            version=1,
-            controller_epoch=1000,
-            serial=self._serial,
-            way=LiveMode.OFF,
-            reason="",
-            at=0.0,
-            roles=by_id,
-        )
-        await self._cluster.state.put_live(record, 600.0)
-        await control.changes.wait_for(lambda: control.state_cache.live.roles("f", 1) == by_id)
+def of(*calls: int) -> dict[str, int]:
+    return {f"i{n}": count for n, count in enumerate(calls)}
 
 
-async def disaggregated(cluster: FakeCluster, **roles: InstanceRole) -> tuple[FunctionVersion, Roles]:
-    """Deploy a function with an instance on each node, which have these roles."""
-    version = await cluster.deploy(Scaling(target_concurrency=4, live=LiveMode.OFF))
-    await cluster.control.cluster.scale("f", len(cluster.nodes), (), wait=True)
-    published = Roles(cluster)
-    await published.publish(roles)
-    return version, published
+def test_a_single_instance_does_both() -> None:
+    assert assign_roles(of(3), {"i0": PREFILL}, RoleNeed(prefill=1, decode=1)) == {}
 
 
-def asked(cluster: FakeCluster, node: str) -> list[Generate]:
-    return cluster.nodes[node].asked
+def test_decode_goes_ahead_of_prefill() -> None:
+    found = assign_roles(of(0, 0, 0, 0), {}, RoleNeed(prefill=3, decode=3))
+    assert list(found.values()).count(DECODE) == 3
 
 
-async def test_a_call_moves_with_its_kv_cache_after_its_first_token() -> None:
-    async with open_cluster(2) as cluster:
-        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE)
-        answer = await ask(cluster.control, make_call(version, tokens=6))
-        assert answer.ids == tokens_after((1, 2, 3), 6)
-        assert answer.usage.completion_tokens == 6 and answer.usage.prompt_tokens == 3
-        (prefill,), (decode,) = asked(cluster, "n0"), asked(cluster, "n1")
-        assert prefill.hand_off and prefill.kv is None
-        assert not decode.hand_off and decode.kv is not None and len(decode.generated_ids) == 1
-        assert decode.kv.sequence == prefill.request_id
-        stats = cluster.control.stats()
-        assert (stats.moved, stats.failovers, stats.held, stats.in_flight) == (1, 0, 0, 0)
+def test_the_instance_with_the_fewest_calls_changes() -> None:
+    present = {"i0": DECODE, "i1": DECODE, "i2": DECODE, "i3": PREFILL}
+    found = assign_roles(of(5, 1, 3, 0), present, RoleNeed(prefill=2, decode=2))
+    assert found == {**present, "i1": PREFILL}
+    present = {"i0": PREFILL, "i1": PREFILL, "i2": DECODE}
+    found = assign_roles(of(4, 2, 9), present, RoleNeed(prefill=1, decode=2))
+    assert found == {**present, "i1": DECODE}
 
 
-async def test_a_call_of_one_token_ends_where_its_prompt_ran() -> None:
-    async with open_cluster(2) as cluster:
-        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE)
-        answer = await ask(cluster.control, make_call(version, tokens=1))
-        assert answer.ids == tokens_after((1, 2, 3), 1) and not asked(cluster, "n1")
-
-
-async def test_without_a_decode_instance_a_call_stays() -> None:
-    async with open_cluster(2) as cluster:
-        version, _ = await disaggregated(cluster, n0=PREFILL, n1=PREFILL)
-        answer = await ask(cluster.control, make_call(version, tokens=6))
-        assert answer.ids == tokens_after((1, 2, 3), 6)
-        assert cluster.control.stats().moved == 0
-
-
-async def test_a_full_decode_instance_holds_up_no_prompt() -> None:
-    async with open_cluster(2) as cluster:
-        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE)
-        cluster.nodes["n1"].token.close()
-        calls = [make_call(version, request_id=f"r{i}", prompt=(i,)) for i in range(40)]
-        tasks = [asyncio.create_task(ask(cluster.control, call)) for call in calls]
-        await cluster.control.changes.wait_for(lambda: len(asked(cluster, "n0")) == 40)
-        assert 0 < len(asked(cluster, "n1")) < 40
-        cluster.nodes["n1"].token.open()
-        answers = await asyncio.gather(*tasks)
-        assert [answer.ids for answer in answers] == [tokens_after((i,), 4) for i in range(40)]
-
-
-async def test_a_call_whose_decode_instance_dies_runs_its_prompt_again() -> None:
-    async with open_cluster(3) as cluster:
-        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE, n2=DECODE)
-        for node in ("n1", "n2"):
-            cluster.nodes[node].dies_after = None
-        victim = cluster.nodes["n1"]
-        victim.dies_after = 2
-        answers = await asyncio.gather(
-            *(
-                ask(cluster.control, make_call(version, request_id=f"r{i}", prompt=(i,), tokens=9))
-                for i in range(6)
-            )
-        )
-        assert [answer.ids for answer in answers] == [tokens_after((i,), 9) for i in range(6)]
-        assert not victim.alive and cluster.control.stats().failovers > 0
-        assert cluster.control.stats().in_flight == 0
-
-
-async def test_no_token_is_lost_or_repeated_through_50_changes_of_roles() -> None:
-    async with open_cluster(4) as cluster:
-        version, roles = await disaggregated(cluster, n0=PREFILL, n1=DECODE, n2=DECODE, n3=DECODE)
-        rng, over, answered = random.Random(5), asyncio.Event(), asyncio.Event()
-
-        async def change() -> None:
-            for _ in range(50):
-                await roles.publish({node: rng.choice([PREFILL, DECODE]) for node in cluster.nodes})
-                answered.clear()
-                await answered.wait()
-            over.set()
-
-        async def call(number: int) -> int:
-            done = 0
-            while not over.is_set():
-                prompt = (number, done)
-                request = make_call(version, request_id=f"r{number}-{done}", prompt=prompt, tokens=20)
-                assert (await ask(cluster.control, request)).ids == tokens_after(prompt, 20)
-                answered.set()
-                done += 1
-            return done
-
-        *done, _ = await asyncio.gather(*(call(number) for number in range(8)), change())
-        assert sum(done) >= 50 and cluster.control.stats().moved > 0
-        assert cluster.control.stats().held == cluster.control.stats().in_flight == 0
-
-
-async def test_the_controller_gives_roles_to_ready_instances() -> None:
-    scaling = Scaling(policy=ScalingMode.LOAD, serving=ServingMode.DISAGGREGATED, live=LiveMode.OFF)
-    async with open_cluster(3) as cluster:
-        version = await cluster.deploy(scaling)
-        control = cluster.control
-        answer = await ask(control, make_call(version))
-        assert answer.ids == tokens_after((1, 2, 3), 4)
-        assert control.state_cache.live.roles("f", 1) == {}, "a single instance does both"
-        await control.cluster.scale("f", 3, (), wait=True)
-        await control.changes.wait_for(lambda: len(control.state_cache.live.roles("f", 1)) == 3)
-        roles = control.state_cache.live.roles("f", 1)
-        assert set(roles.values()) == {PREFILL, DECODE}
-        answer = await ask(control, make_call(version, request_id="s", tokens=9))
-        assert answer.ids == tokens_after((1, 2, 3), 9) and control.stats().moved == 1
-        kept = control.state_cache.live.roles("f", 1)
-        assert kept == roles, "nothing changes without need"
-
-
-@pytest.mark.parametrize("serving", ["disaggregated", ServingMode.DISAGGREGATED])
-def test_disaggregated_serving_needs_the_load_policy(serving: str) -> None:
-    with pytest.raises(InvalidRecord, match="--scaling load"):
-        check_applies({"serving": serving}, ScalingMode.CONCURRENCY)
-    check_applies({"serving": serving}, ScalingMode.LOAD)
-    by_load = Scaling(policy=ScalingMode.LOAD, serving=ServingMode.DISAGGREGATED)
-    with pytest.raises(InvalidRecord, match="--serving colocated"):
-        ScalingPatch(policy=ScalingMode.CONCURRENCY).applied(by_load)
-    changed = ScalingPatch(policy=ScalingMode.CONCURRENCY, serving=ServingMode.COLOCATED).applied(by_load)
-    assert changed == Scaling()
+@given(calls_by_instance, roles, needs)
+def test_both_roles_are_filled_and_nothing_changes_without_need(
+    instances: dict[str, int], present: dict[str, InstanceRole], need: RoleNeed
+) -> None:
+    found = assign_roles(instances, present, need)
+    if len(instances) < 2:
+        assert found == {}
+        return
+    assert set(found) == set(instances)
+    assert {PREFILL, DECODE} == set(found.values())
+    decoding = list(found.values()).count(DECODE)
+    assert decoding >= min(need.decode, len(instances) - 1)
+    assert assign_roles(instances, found, need) == found
+    kept = {id_ for id_ in found if present.get(id_) in (None, found[id_])}
+    changed = set(found) - kept
+    assert len({found[id_] for id_ in changed}) <= 1, "no two swap their roles"

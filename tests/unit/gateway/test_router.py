@@ -110,7 +110,7 @@ def test_a_queue_goes_by_arrival_within_a_tenant_and_a_returning_call_keeps_its_
     admission.assign(queued[0], instance)
     assert (admission.held, admission.calls) == (2, 3)
     admission.requeue(queued[0])
-    assert list(admission.queue(KEY).held) == queued
+    assert list(admission.queue(KEY).to_prefill) == queued
     for one in queued:
         admission.leave(one)
         admission.leave(one)
