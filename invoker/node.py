@@ -149,7 +149,8 @@ class Node:
         """Return the node's current record; the images in it are served to other nodes."""
         dependencies = self._dependencies
         holdings, port = self._holdings(), dependencies.port_rate
-        dependencies.published.publish_all({holding.image: holding.bytes for holding in holdings})
+        in_memory = {one.image: one.bytes for one in holdings if one.tiers != (Tier.DISK,)}
+        dependencies.published.publish_all(in_memory)
         return NodeRecord(
             id=dependencies.settings.node_id,
             host=dependencies.settings.host_id,

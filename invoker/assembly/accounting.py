@@ -16,6 +16,8 @@ from registry.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
+    """What a node counts and meters, and what publishes that."""
+
     counters: Counters
     meter: GpuMeter
     calls: Calls

@@ -15,6 +15,8 @@ from rdmacast.server.region_server import RegionServer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
+    """The server that other nodes read images from, the listener for pipelines, and the links to others."""
+
     regions: RegionServer
     listener: StageListener
     links: CastLinks

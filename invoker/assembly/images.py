@@ -21,13 +21,15 @@ from invoker.loading.image_checks import ImageChecks
 from invoker.loading.loader import ImageLoader
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import reach_store
-from invoker.memory.arena import Arena
+from rdmacast.aio.groups import cancel_and_discard
+from rdmacast.aio.threads import run_in_thread
 from rdmacast.link_rate import LinkRate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    arena: Arena
+    """The parts of a node that hold, load and check images; without those of the disk tier if it has none."""
+
     device_cache: DeviceCache
     published: PublishedImages
     loader: ImageLoader
@@ -40,13 +42,13 @@ async def open_images(
     setup: NodeSetup, memory: Memory, casting: Casting, accounting: Accounting, stack: AsyncExitStack
 ) -> Images:
     changed = accounting.publisher.node_changed
-    # The loader, which is made after the cache.
+    # The loader is bound late: it needs the cache.
     device_cache = DeviceCache(
         *(memory.arena, setup.settings.keep_hot_s, setup.clock, changed, memory.tier.touch),
         lambda image: loader.demotion(image),
     )
     stack.push_async_callback(device_cache.aclose)
-    disk = _open_disk(setup, casting, stack)
+    disk = await _open_disk(setup, casting)
     writer = None if disk is None else DiskWriter(disk, memory.tier, changed)
 
     def on_verified(image: str, inode: int) -> None:
@@ -69,7 +71,6 @@ async def open_images(
         setup.limit_sources(sources), memory.tier, published, accounting.counters, changed, checks.add
     )
     return Images(
-        arena=memory.arena,
         device_cache=device_cache,
         published=published,
         loader=loader,
@@ -99,12 +100,14 @@ def start_checks(
     def is_busy() -> bool:
         return images.loader.is_loading or instances.is_starting
 
-    stack.callback(asyncio.create_task(images.checks.run(is_busy, reject), name="image checks").cancel)
+    checking = asyncio.create_task(images.checks.run(is_busy, reject), name="image checks")
+    stack.push_async_callback(cancel_and_discard, checking)
     if images.disk_writer is not None:
-        stack.callback(asyncio.create_task(images.disk_writer.run(is_busy), name="disk tier").cancel)
+        writing = asyncio.create_task(images.disk_writer.run(is_busy), name="disk tier")
+        stack.push_async_callback(cancel_and_discard, writing)
 
 
-def _open_disk(setup: NodeSetup, casting: Casting, stack: AsyncExitStack) -> DiskCache | None:
+async def _open_disk(setup: NodeSetup, casting: Casting) -> DiskCache | None:
     """Open the disk tier if there is one. Raises SettingsError."""
     settings = setup.settings
     if not settings.disk_cache_bytes:
@@ -113,13 +116,11 @@ def _open_disk(setup: NodeSetup, casting: Casting, stack: AsyncExitStack) -> Dis
     port, capped = casting.links.connector.port_rate, settings.link_rate_bytes_s
     link_bytes_s = capped or (LinkRate() if port is None else port).bytes_per_s
     try:
-        disk = DiskCache(folder, settings.disk_cache_bytes, link_bytes_s)
+        return await run_in_thread(DiskCache, folder, settings.disk_cache_bytes, link_bytes_s)
     except OSError as error:
         raise SettingsError(
             f"--disk-cache-dir {settings.disk_cache_dir}: {error.strerror or error}"
         ) from error
-    stack.callback(disk.close)
-    return disk
 
 
 async def _load_sources(

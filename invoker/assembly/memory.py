@@ -31,6 +31,8 @@ log = logging.getLogger("invoker.assembly")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
+    """The device of a node, its arena, its host's tier and the folders with links into that."""
+
     facts: DeviceFacts
     arena: Arena
     tier: HostTier

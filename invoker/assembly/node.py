@@ -1,45 +1,28 @@
-"""The parts of a node, put together."""
+"""The whole node, from its parts."""
 
-import logging
-import tempfile
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 
 from invoker.assembly.accounting import open_accounting
 from invoker.assembly.casting import Casting, open_casting
-from invoker.assembly.images import Images, open_images, start_checks
-from invoker.assembly.memory import Memory, open_folders, open_memory
+from invoker.assembly.images import open_images, start_checks
+from invoker.assembly.instances import instance_context, open_vllm
+from invoker.assembly.memory import open_memory
 from invoker.assembly.setup import NodeSetup
-from invoker.base.errors import SettingsError
-from invoker.device import (
-    default_vllm_bytes,
-)
-from invoker.handlers.process import HandlerProcess
 from invoker.instances.calls import Calls
-from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
-from invoker.instances.start_context import InstanceContext, MakeHandler
 from invoker.kv.transfer import KvConnector
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.attach import AttachServer, socket_path
 from invoker.loading.engine_images import EngineImages
 from invoker.log_rings import LogRings
-from invoker.metering.meter import GpuMeter
 from invoker.node import Node, NodeDependencies, remote_error
 from invoker.pipeline.engines import StageContext
 from invoker.publisher import Publisher
-from invoker.scratch import scratch_folder
-from invoker.settings import Settings
-from invoker.vllm.forking import make_zygote
-from invoker.vllm.host import VllmHost, has_module
 from rdmacast.address import TcpAddress, parse_url
 from registry.channel.client import Channel, ChannelServer
-from registry.config.emulation import is_emulated
 from registry.records.engine import EngineKind
-
-log = logging.getLogger("invoker.assembly")
 
 
 async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
@@ -53,8 +36,8 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
     accounting = await open_accounting(setup, stack)
     images = await open_images(setup, memory, casting, accounting, stack)
     rings = LogRings(setup.clock)
-    vllm = await _open_vllm(setup, memory, stack)
-    resources = _instance_context(setup, images, accounting.meter, rings, vllm, stack)
+    vllm = await open_vllm(setup, memory, stack)
+    resources = instance_context(setup, memory.arena, images, accounting.meter, rings, vllm, stack)
     changed = accounting.publisher.instance_changed
     instances = Instances(settings.node_id, resources, accounting.counters, published=changed)
     listener = casting.listener
@@ -100,67 +83,6 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
     stack.push_async_callback(pipelines.aclose)
     channel = await _open_servers(setup, node, accounting.calls, casting, resources.engine_images, stack)
     return node, accounting.publisher, channel
-
-
-def _instance_context(
-    setup: NodeSetup,
-    images: Images,
-    meter: GpuMeter,
-    rings: LogRings,
-    vllm: VllmHost | None,
-    stack: AsyncExitStack,
-) -> InstanceContext:
-    scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
-    return InstanceContext(
-        arena=images.arena,
-        device_cache=images.device_cache,
-        loader=images.loader,
-        engines=setup.engines,
-        make_handler=_handler_maker(setup.settings),
-        scratch_dir=stack.enter_context(scratch_folder(scratch)),
-        clock=setup.clock,
-        meter=meter,
-        loads=LoadFeed(setup.clock),
-        log_line=rings.add,
-        engine_images=EngineImages(images.loader, setup.state, setup.settings.node_id),
-        vllm=vllm,
-    )
-
-
-async def _open_vllm(setup: NodeSetup, memory: Memory, stack: AsyncExitStack) -> VllmHost | None:
-    """Return what the node needs for vLLM, None if it has no vLLM. Raises SettingsError."""
-    settings, facts = setup.settings, memory.facts
-    if settings.vllm_python is None or is_emulated(facts.device):
-        return None
-    if not await has_module(settings.vllm_python, "vllm"):
-        raise SettingsError(
-            f"--vllm-python {settings.vllm_python}: no Python that has vLLM (make install-vllm makes one)"
-        )
-    parent = Path(tempfile.gettempdir()) / f"hypercast-vllm-{setup.config.cluster_id}"
-    scratch_dir = stack.enter_context(scratch_folder(parent))
-    zygote = None
-    if not settings.no_vllm_preload:
-        made = make_zygote(settings.vllm_python, facts.device, scratch_dir / "zygote")
-        zygote = await stack.enter_async_context(made.running())
-    return VllmHost(
-        python=settings.vllm_python,
-        memory_bytes=settings.vllm_memory_bytes or default_vllm_bytes(settings.nodes_hint),
-        device=facts.device,
-        scratch_dir=scratch_dir,
-        folders=open_folders(memory.tier, stack),
-        attach=socket_path(setup.root, settings.node_id)
-        if await has_module(settings.vllm_python, "hypercast_vllm")
-        else None,
-        zygote=zygote,
-    )
-
-
-def _handler_maker(settings: Settings) -> MakeHandler | None:
-    if not settings.allow_handlers:
-        return None
-    for part in settings.sandbox.missing():
-        log.warning("handlers are not confined: this machine lacks %s", part)
-    return partial(HandlerProcess, sandbox=settings.sandbox)
 
 
 async def _open_servers(

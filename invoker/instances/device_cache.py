@@ -6,11 +6,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from invoker.base.errors import OutOfDeviceMemory
+from invoker.base.errors import InvokerError, OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.memory.arena import Arena, Region
 from rdmacast.aio.groups import cancel_and_discard
 from registry.clock import Clock
+from registry.errors import CorruptImage
 
 Copying = Callable[[], Coroutine[None, None, None]]
 
@@ -44,9 +45,9 @@ class DeviceCache:
 
     Each `acquire` and `reserve` is paired with one `release`. An image without users is freed `keep_hot_s`
     after its last use, or earlier if its room is needed. `used` is called with the image at the end of each
-    use, so that its copy in host memory is as recent. `demotion` returns what copies an image to host
-    memory, None if it needs none: before an image that nobody has used for so long is freed. It may be freed
-    meanwhile.
+    use, so that its copy in host memory is as recent. Before an image that was not used for so long is
+    freed, it is copied to host memory: `demotion` returns the copying, or None if none is needed. Its room
+    may be needed earlier.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class DeviceCache:
         demotion: Callable[[str], Copying | None] = lambda _: None,
     ) -> None:
         self._demotion = demotion
-        self._demoting: set[asyncio.Task[None]] = set()
+        self._demoting: dict[DeviceImage, asyncio.Task[None]] = {}
         self._arena = arena
         self._keep_hot_s = keep_hot_s
         self._clock = clock
@@ -69,7 +70,7 @@ class DeviceCache:
         self.evictions = 0
 
     def __repr__(self) -> str:
-        return f"<DeviceImages {list(self._by_image.values())!r}>"
+        return f"<DeviceCache {list(self._by_image.values())!r}>"
 
     def complete(self) -> list[DeviceImage]:
         """Return the complete images."""
@@ -196,6 +197,8 @@ class DeviceCache:
         found = self._by_image.get(image)
         if found is None or found.state is not DeviceImageState.COMPLETE:
             return  # the load in progress is cancelled with its instance
+        if found in self._demoting:
+            self._demoting[found].cancel()
         if not found.users:
             self._free(found)
             return
@@ -203,30 +206,34 @@ class DeviceCache:
         found.state = DeviceImageState.REMOVED
         self._changed()
 
-    @property
-    def is_demoting(self) -> bool:
-        return bool(self._demoting)
-
     async def aclose(self) -> None:
-        """End the copies to host memory."""
-        await cancel_and_discard(*self._demoting)
+        """End the copies to host memory, and start no more."""
+        for device_image in self._by_image.values():
+            self._stop_expiry(device_image)
+        await cancel_and_discard(*self._demoting.values())
 
     def _expire(self, device_image: DeviceImage) -> None:
         """Free an image that was not used for long, after it was copied to host memory."""
         device_image.expiry = None
+        if device_image in self._demoting:
+            return  # freed at the end of that copying
         copying = self._demotion(device_image.image) if device_image.region.buffer is not None else None
         if copying is None:
             self._free(device_image)
             return
-        task = asyncio.create_task(self._demoted(device_image, copying), name="demote")
-        self._demoting.add(task)
-        task.add_done_callback(self._demoting.discard)
+        task = asyncio.create_task(self._copy(device_image.image, copying), name="demote")
+        self._demoting[device_image] = task
+        task.add_done_callback(lambda _: self._copied(device_image))
 
-    async def _demoted(self, device_image: DeviceImage, copying: Copying) -> None:
+    async def _copy(self, image: str, copying: Copying) -> None:
         try:
             await copying()
-        except Exception:  # whatever it is, the room is to be freed
-            log.exception("image %s: not copied to host memory", device_image.image[:12])
+        except (InvokerError, CorruptImage, OSError) as error:
+            log.warning("image %s: not copied to host memory: %s", image[:12], error)
+
+    def _copied(self, device_image: DeviceImage) -> None:
+        """Free an image after its copying, successful or not, unless it was used meanwhile."""
+        del self._demoting[device_image]
         is_idle = not device_image.users and device_image.expiry is None
         if is_idle and device_image.state is DeviceImageState.COMPLETE:
             self._free(device_image)

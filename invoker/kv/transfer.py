@@ -42,7 +42,10 @@ class KvSource(Protocol):
 
 
 class KvConnector:
-    """Fetches K and V from stages, which keep exports for `keep_s`. Belongs to the event loop's thread."""
+    """Fetches K and V from stages, which keep exports for `keep_s`, and exports those of this node.
+
+    Belongs to the event loop's thread.
+    """
 
     def __init__(self, listener: KvSource, policy: KvPolicy, *, keep_s: float = KEEP_S) -> None:
         self._listener = listener
@@ -53,7 +56,7 @@ class KvConnector:
         self.loaded_tokens = 0
 
     def __repr__(self) -> str:
-        return f"<KvMoves {self._policy}, {self.loaded_tokens} tokens loaded>"
+        return f"<KvConnector {self._policy}, {self.loaded_tokens} tokens loaded>"
 
     async def load(
         self, call_id: str, tokens: int, at: KvLocation, shape: KvShape, rate: PrefillRate

@@ -21,7 +21,10 @@ _ACCEPTED, _REFUSED = b"\1", b"\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageKey:
-    """The stage that a link leads to; with a `sequence`, the K and V that the stage exported of it."""
+    """The stage that a link leads to; with a `sequence`, the K and V that the stage exported of it.
+
+    An instance that hands a sequence off is a stage whose `pipeline` is the instance's id.
+    """
 
     pipeline: str
     epoch: int

@@ -1,4 +1,4 @@
-"""The disk tier: images on a disk of this host, least recently used first to go.
+"""The disk tier: images on a disk of this host; the least recently used are evicted first.
 
 Files
     lock        LOCK_EX around each change of the folder, so that sizes add up
@@ -12,15 +12,15 @@ import fcntl
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from invoker.host_tier.folder import remove_if_idle
 from registry.errors import NotFound
-from registry.images.local_reader import LocalReader
+from registry.images.local_reader import LocalReader, translated
 
 STEP_BYTES = 8 << 20
 _SYNC_BYTES = 64 << 20  # written before the page cache is freed of them
@@ -77,10 +77,9 @@ class DiskCache:
         self._link_bytes_s = link_bytes_s
         self._bytes_s = _USUAL_BYTES_S
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = threading.Lock()  # within this process
-        self._lock_fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with self._locked():
-            self._sweep()
+            for part in directory.glob(f"*{_PART}"):
+                remove_if_idle(part)  # of a dead process
 
     def __repr__(self) -> str:
         return f"<DiskCache {self._directory} of at most {self._limit_bytes} bytes>"
@@ -96,16 +95,20 @@ class DiskCache:
             self._bytes_s += _WEIGHT * (nbytes / seconds - self._bytes_s)
 
     def images(self) -> list[DiskImage]:
-        """Return the complete images, least recently used first."""
+        """Return the complete images, least recently used first; none if the folder cannot be read."""
         found = []
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # removed since it was listed
-                    if len(entry.name) == _DIGEST_LENGTH:
-                        stat = entry.stat()
-                        found.append(
-                            DiskImage(digest=entry.name, nbytes=stat.st_size, last_used_at=stat.st_mtime)
-                        )
+        try:
+            with os.scandir(self._directory) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):  # removed since it was listed
+                        if len(entry.name) == _DIGEST_LENGTH:
+                            stat = entry.stat()
+                            found.append(
+                                DiskImage(digest=entry.name, nbytes=stat.st_size, last_used_at=stat.st_mtime)
+                            )
+        except OSError as error:
+            log.warning("the disk tier cannot be read: %s", error)
+            return []
         return sorted(found, key=lambda image: image.last_used_at)
 
     def holds(self, digest: str) -> bool:
@@ -114,17 +117,22 @@ class DiskCache:
     def open_blob(self, digest: str) -> LocalReader:
         """Open an image for reading, and record the use. Raises NotFound, StoreError."""
         path = self._directory / digest
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            raise NotFound(f"image {digest[:12]} is not on the disk") from None
-        return LocalReader(path)
+        with translated(path):
+            try:
+                os.utime(path)
+                return LocalReader(path)
+            except FileNotFoundError:
+                raise NotFound(f"image {digest[:12]} is not on the disk") from None
 
     def drop(self, digest: str) -> bool:
-        """Remove an image; return whether it was there. Readers that have it open go on."""
-        with self._locked():
+        """Remove an image; return whether it was there. Readers that have it open continue.
+
+        Raises StoreError.
+        """
+        path = self._directory / digest
+        with translated(path), self._locked():
             try:
-                (self._directory / digest).unlink()
+                path.unlink()
             except FileNotFoundError:
                 return False
             return True
@@ -143,25 +151,29 @@ class DiskCache:
             if not self._make_room(nbytes):
                 return None
             fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if not _try_lock(fd):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 os.close(fd)
                 return None
-            os.ftruncate(fd, 0)
-            os.posix_fallocate(fd, 0, max(1, nbytes))
-            os.ftruncate(fd, nbytes)
-        return DiskWrite(fd, part, self._directory / digest, nbytes)
-
-    def close(self) -> None:
-        os.close(self._lock_fd)
+            try:
+                os.ftruncate(fd, 0)
+                os.posix_fallocate(fd, 0, max(1, nbytes))
+                os.ftruncate(fd, nbytes)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                os.close(fd)
+                raise
+        return DiskWrite(fd, part, self._directory / digest, nbytes, self._locked)
 
     def _make_room(self, nbytes: int) -> bool:
         """Remove the least recently used images until another fits. The folder is locked."""
-        images = self.images()
+        images, parts = self.images(), self._part_bytes()
         disk = self._space(self._directory)
-        used = sum(image.nbytes for image in images) + self._part_bytes()
+        used = sum(image.nbytes for image in images) + parts
         # What other files of the file system leave.
         limit = min(self._limit_bytes, used + disk.free - int(disk.total * _FREE_SHARE))
-        if nbytes > limit:
+        if parts + nbytes > limit:
             return False
         for image in images:
             if used + nbytes <= limit:
@@ -169,7 +181,7 @@ class DiskCache:
             (self._directory / image.digest).unlink(missing_ok=True)
             used -= image.nbytes
             log.info("evicted image %s from the disk", image.digest[:12])
-        return used + nbytes <= limit
+        return True
 
     def _part_bytes(self) -> int:
         sizes = 0
@@ -178,28 +190,28 @@ class DiskCache:
                 sizes += path.stat().st_size
         return sizes
 
-    def _sweep(self) -> None:
-        """Remove what dead processes left half-written. The folder is locked."""
-        for path in self._directory.glob(f"*{_PART}"):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            if _try_lock(fd):
-                path.unlink()
-            os.close(fd)
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._lock:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
 
 class DiskWrite:
-    """An image that is being written; ended by `finish` or `abandon`."""
+    """An image that is being written; ended by `finish` or `abandon`, under the folder's lock."""
 
-    def __init__(self, fd: int, part: Path, path: Path, nbytes: int) -> None:
+    def __init__(
+        self,
+        fd: int,
+        part: Path,
+        path: Path,
+        nbytes: int,
+        locked: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._locked = locked
         self._fd = fd
         self._part = part
         self._path = path
@@ -226,24 +238,25 @@ class DiskWrite:
             self._sync()
 
     def finish(self) -> None:
-        """Publish the image."""
-        self._part.rename(self._path)
-        os.close(self._fd)
+        """Publish the image. Raises OSError."""
+        with self._locked():
+            self._part.rename(self._path)
+            self._close()
 
     def abandon(self) -> None:
-        self._part.unlink(missing_ok=True)
-        os.close(self._fd)
+        """Remove what was written; without effect after `finish`."""
+        if self._fd < 0:
+            return
+        with self._locked():
+            self._part.unlink(missing_ok=True)
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _sync(self) -> None:
         """Write to the disk, and free the page cache of it: the image is in memory already."""
         os.fdatasync(self._fd)
         os.posix_fadvise(self._fd, self._synced, self.offset - self._synced, os.POSIX_FADV_DONTNEED)
         self._synced = self.offset
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

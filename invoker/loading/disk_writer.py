@@ -9,12 +9,10 @@ from collections.abc import Callable
 
 from invoker.host_tier.tier import HostTier
 from invoker.loading.disk_cache import DiskCache, DiskWrite
+from invoker.loading.starts_first import StartsFirst
 from rdmacast.aio.threads import run_in_thread
 
-_WAIT_S = 0.05
-_MAX_WAIT_S = 60.0  # for starts of this node, per image
-
-log = logging.getLogger("invoker.disk_cache")
+log = logging.getLogger("invoker.disk_writer")
 
 
 class DiskWriter:
@@ -39,18 +37,18 @@ class DiskWriter:
         """Return whether the image is still to be written, or is being written."""
         return self._pending[image] > 0
 
-    async def run(self, is_starting: Callable[[], bool]) -> None:
+    async def run(self, is_busy: Callable[[], bool]) -> None:
         """Write queued images, one at a time; never returns."""
         while True:
             image, inode = await self._queue.get()
             try:
-                await self._write(image, inode, is_starting)
+                await self._write(image, inode, is_busy)
             except OSError as error:
                 log.warning("image %s was not written to the disk: %s", image[:12], error)
             self._pending -= Counter((image,))
             self._changed()
 
-    async def _write(self, image: str, inode: int, is_starting: Callable[[], bool]) -> None:
+    async def _write(self, image: str, inode: int, is_busy: Callable[[], bool]) -> None:
         source = self._tier.open_file(image, inode)
         if source is None:
             return  # it was evicted
@@ -59,18 +57,14 @@ class DiskWriter:
             write = await run_in_thread(self._disk.begin, image, os.fstat(source).st_size, undo=_abandon)
             if write is None:
                 return
-            waited_s = 0.0
+            starts = StartsFirst(is_busy)
             try:
                 while not write.is_complete:
-                    if is_starting() and waited_s < _MAX_WAIT_S:
-                        waited_s += _WAIT_S
-                        await asyncio.sleep(_WAIT_S)
-                        continue
+                    await starts.wait()
                     await run_in_thread(write.step, source)
-            except BaseException:
-                write.abandon()
-                raise
-            write.finish()
+                await run_in_thread(write.finish)
+            finally:
+                await run_in_thread(write.abandon)
         finally:
             os.close(source)
         log.info("wrote image %s to the disk in %.1f s", image[:12], time.monotonic() - started_s)

@@ -35,8 +35,8 @@ class BlobSource(Protocol):
         ...
 
 
-async def from_store(source: BlobSource, target: PartialImage, count: Callable[[int], None]) -> None:
-    """Read what is missing from a store, in order, READS_IN_FLIGHT at a time, and verify it.
+async def from_blobs(source: BlobSource, target: PartialImage, count: Callable[[int], None]) -> None:
+    """Read what is missing from the store or a disk, in order, READS_IN_FLIGHT at a time, and verify it.
 
     `count` receives the number of bytes read. A damaged unit is read again once, since the fault may lie in
     the transfer. Raises NotFound, StoreError, CorruptImage (naming the damaged units).
@@ -45,7 +45,7 @@ async def from_store(source: BlobSource, target: PartialImage, count: Callable[[
     try:
         if reader.size != target.manifest.nbytes:
             raise CorruptImage(
-                f"image {target.manifest.sha256} has {reader.size} bytes in the store, "
+                f"image {target.manifest.sha256} has {reader.size} bytes there, "
                 f"its manifest says {target.manifest.nbytes}"
             )
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +12,7 @@ from invoker.base.errors import StartFailed
 from invoker.loading.arrival import ImageLoad, release_views
 from invoker.loading.cast_fetch import CastContext, from_cast, from_peers
 from invoker.loading.disk_cache import DiskCache
-from invoker.loading.fetch import from_memory, from_orphaned_file, from_store
+from invoker.loading.fetch import from_blobs, from_memory, from_orphaned_file
 from invoker.loading.origins import Origins, node_origin
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.store_access import StoreAccess
@@ -19,7 +20,7 @@ from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport
 from rdmacast.errors import CastError
-from registry.errors import CorruptImage, RegistryError
+from registry.errors import CorruptImage, RegistryError, StoreError
 from registry.messages.images import ImageRef
 
 DISK_CACHE = "disk-cache"  # as a source
@@ -115,11 +116,11 @@ class FetchOrder:
             else:
                 self._counters.store_read_bytes += nbytes
 
-        await from_store(access.store, target, count)
+        await from_blobs(access.store, target, count)
 
     async def _from_disk(self, target: PartialImage, disk: DiskCache) -> None:
         """Read what is missing from the disk tier; an image that is damaged there is removed."""
-        read_bytes, began_s = 0, time.monotonic()
+        read_bytes, started_s = 0, time.monotonic()
 
         def count(nbytes: int) -> None:
             nonlocal read_bytes
@@ -127,11 +128,12 @@ class FetchOrder:
             self._counters.disk_cache_read_bytes += nbytes
 
         try:
-            await from_store(disk, target, count)
+            await from_blobs(disk, target, count)
         except CorruptImage:
-            await run_in_thread(disk.drop, target.manifest.sha256)
+            with suppress(StoreError):
+                await run_in_thread(disk.drop, target.manifest.sha256)
             raise
-        disk.measured(read_bytes, time.monotonic() - began_s)
+        disk.measured(read_bytes, time.monotonic() - started_s)
 
     async def _from_cast(self, load: ImageLoad, cast: CastPlan, context: CastContext) -> None:
         load.casts.add(cast.cast_id)

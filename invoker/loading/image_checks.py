@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable
 
 from invoker.base.counters import Counters
 from invoker.host_tier.tier import HostTier
+from invoker.loading.starts_first import StartsFirst
 from rdmacast.aio.threads import run_in_thread
 
 STEP_BYTES = 4 << 20
 _PAUSE_FACTOR = 3  # of a step's duration: a quarter of one core
-_MAX_WAIT_S = 60.0  # of an image, for starts of this node: a node that always starts something checks, too
-_WAIT_S = 0.05
 
 Reject = Callable[[str, int], Awaitable[None]]
 
@@ -43,8 +42,6 @@ class ImageChecks:
         self._settle_s = settle_s  # without a start, before a check begins
         self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self._queued: set[tuple[str, int]] = set()
-        self._is_starting: Callable[[], bool] = lambda: False
-        self._waited_s = 0.0  # of the image being checked
 
     def __repr__(self) -> str:
         return f"<ImageChecks {len(self._queued)} queued>"
@@ -55,32 +52,25 @@ class ImageChecks:
             self._queued.add((image, inode))
             self._queue.put_nowait((image, inode))
 
-    async def run(self, is_starting: Callable[[], bool], reject: Reject) -> None:
+    async def run(self, is_busy: Callable[[], bool], reject: Reject) -> None:
         """Check queued images, one at a time; never returns. `reject` gets those that are not genuine.
 
         Starts have precedence, also over a check under way.
         """
-        self._is_starting = is_starting
         while True:
             image, inode = await self._queue.get()
-            self._waited_s = quiet_s = 0.0
-            while quiet_s < self._settle_s and self._waited_s < _MAX_WAIT_S:
-                quiet_s = 0.0 if is_starting() else quiet_s + _WAIT_S
-                await self._wait()
+            starts = StartsFirst(is_busy)
+            await starts.wait(self._settle_s)
             self._queued.discard((image, inode))
             try:
-                await self._check(image, inode, reject)
+                await self._check(image, inode, reject, starts)
             except OSError as error:
                 log.warning("image %s could not be checked: %s", image[:12], error)
             except Exception:  # a bug: the others are to be checked
                 log.exception("the check of image %s failed", image[:12])
 
-    async def _wait(self) -> None:
-        self._waited_s += _WAIT_S
-        await asyncio.sleep(_WAIT_S)
-
-    async def _check(self, image: str, inode: int, reject: Reject) -> None:
-        found = await self._hash(image, inode)
+    async def _check(self, image: str, inode: int, reject: Reject, starts: StartsFirst) -> None:
+        found = await self._hash(image, inode, starts)
         if found == image:
             self._tier.mark_verified(image, inode)
             self._counters.images_verified += 1
@@ -94,7 +84,7 @@ class ImageChecks:
         log.error("image %s is forged or damaged, and dropped: %s", image, reason)
         await reject(image, inode)
 
-    async def _hash(self, image: str, inode: int) -> str | None:
+    async def _hash(self, image: str, inode: int, starts: StartsFirst) -> str | None:
         """Return the SHA-256; None if the file was removed, or another process has verified it."""
         fd = self._tier.open_file(image, inode)
         if fd is None:
@@ -108,16 +98,15 @@ class ImageChecks:
             return count
 
         try:
-            while os.fstat(fd).st_nlink and not self._tier.is_verified(image, inode):
-                if self._is_starting() and self._waited_s < _MAX_WAIT_S:
-                    await self._wait()
-                    continue
+            while True:
+                await starts.wait()
+                if not os.fstat(fd).st_nlink or self._tier.is_verified(image, inode):
+                    return None
                 started_s = loop.time()
                 count = await run_in_thread(step)
                 if not count:
                     return sha.hexdigest()
                 offset += count
                 await asyncio.sleep(_PAUSE_FACTOR * (loop.time() - started_s))
-            return None
         finally:
             os.close(fd)

@@ -2,13 +2,13 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from weakref import WeakValueDictionary
 
 from invoker.base.counters import Counters
-from invoker.base.errors import StartFailed
+from invoker.base.errors import HostTierFull, StartFailed
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import close_if_open, release
 from invoker.host_tier.tier import HostTier
@@ -128,8 +128,8 @@ class ImageLoader:
     def demotion(self, image: str) -> Callable[[], Coroutine[None, None, None]] | None:
         """Return the copying of an image from the arena to the host tier.
 
-        None if the tier holds it, or lacks room without evicting another. The copying raises StartFailed,
-        CorruptImage if the image leaves the arena meanwhile.
+        None if the tier holds it, or lacks room without evicting another. The copying raises HostTierError,
+        and StartFailed or CorruptImage if the image leaves the arena meanwhile.
         """
         manifest = next((one for one in self._manifests.values() if one.sha256 == image), None)
         if manifest is None or image in self._loads or self._tier.holds(image):
@@ -150,8 +150,8 @@ class ImageLoader:
             target = PartialImage(started, manifest, lambda nbytes: None)
             load = ImageLoad([], "arena", target)
             self._loads[image] = load
-            load.task = asyncio.create_task(self._fill_from_arena(load), name=f"demote {image[:12]}")
-            load.task.add_done_callback(lambda task: self._ended(load, task))
+            load.origins.add("arena")
+            self._run(load, f"demote {image[:12]}", partial(self._from_arena, target))
         try:
             await load.complete()
         finally:
@@ -191,7 +191,14 @@ class ImageLoader:
                     return MappedImage(StartKind.COLD if waited else StartKind.WARM, mapping)
                 self._published.release_idle_mappings()
                 begin = partial(self._tier.begin, ref.image, ref.nbytes, yielding=yielding)
-                started = await run_in_thread(begin, undo=_discard)
+                try:
+                    started = await run_in_thread(begin, undo=_discard)
+                except HostTierFull:
+                    unused = [one.task for one in self._loads.values() if not one.users]
+                    if not unused:
+                        raise
+                    await asyncio.wait(unused)  # copies from the arena, which may be evicted then
+                    continue
                 if isinstance(started, ImageWriter):
                     return self._start_load(ref, manifest, started)
                 if isinstance(started, LoadElsewhere):
@@ -216,9 +223,7 @@ class ImageLoader:
         load.users = 1
         self._loads[ref.image] = load
         self._published.region(ref.image, ref.nbytes).load_started(target)
-        load.task = asyncio.create_task(self._fill(load, ref), name=f"load {ref.image[:12]}")
-        # Retrieve the exception even if no user is left to receive it.
-        load.task.add_done_callback(lambda task: self._ended(load, task))
+        self._run(load, f"load {ref.image[:12]}", partial(self._fetches.fill, load, ref))
         self._changed()
         return load
 
@@ -227,15 +232,21 @@ class ImageLoader:
         for watcher in load.watchers:
             watcher(fraction)
 
-    async def _fill(self, load: ImageLoad, ref: ImageRef) -> None:
-        """Fill the target from its sources, then publish it to the host."""
+    def _run(self, load: ImageLoad, name: str, fetch: Callable[[], Awaitable[None]]) -> None:
+        load.task = asyncio.create_task(self._fill(load, fetch), name=name)
+        # Retrieve the exception even if no user is left to receive it.
+        load.task.add_done_callback(lambda task: self._ended(load, task))
+
+    async def _fill(self, load: ImageLoad, fetch: Callable[[], Awaitable[None]]) -> None:
+        """Fill the target, then publish it to the host."""
         target, writer = load.target, load.target.writer
-        region = self._published.region(ref.image, ref.nbytes)
+        image = target.manifest.sha256
+        region = self._published.region(image, target.manifest.nbytes)
         try:
-            await self._fetches.fill(load, ref)
+            await fetch()
             mapping = load.mapping = await run_in_thread(writer.publish, undo=close_if_open)
-            self._origins.record(ref.image, mapping.inode, load.origins)
-            self._check(ref.image, mapping.inode)
+            self._origins.record(image, mapping.inode, load.origins)
+            self._check(image, mapping.inode)
         except BaseException as error:
             target.fail(error)
             release_views(error)
@@ -243,28 +254,16 @@ class ImageLoader:
             raise
         finally:
             region.load_ended()
-            del self._loads[ref.image]
-            self._changed()
-
-    async def _fill_from_arena(self, load: ImageLoad) -> None:
-        """Fill the target from this node's arena; peers are served from there meanwhile."""
-        target, image = load.target, load.target.manifest.sha256
-        try:
-            buffer = self._sources.device_buffer(image)
-            if buffer is None:
-                raise StartFailed(f"image {image[:12]} has left the arena")
-            await from_memory(buffer, target)
-            mapping = load.mapping = await run_in_thread(target.writer.publish, undo=close_if_open)
-            self._origins.record(image, mapping.inode, {"arena"})
-            self._check(image, mapping.inode)
-        except BaseException as error:
-            target.fail(error)
-            release_views(error)
-            await run_in_thread(target.writer.abandon)
-            raise
-        finally:
             del self._loads[image]
             self._changed()
+
+    async def _from_arena(self, target: PartialImage) -> None:
+        """Fill the target from this node's arena; peers are served from there meanwhile."""
+        image = target.manifest.sha256
+        buffer = self._sources.device_buffer(image)
+        if buffer is None:
+            raise StartFailed(f"image {image[:12]} has left the arena")
+        await from_memory(buffer, target)
 
     def _ended(self, load: ImageLoad, task: asyncio.Task[None]) -> None:
         if not task.cancelled():

@@ -65,7 +65,7 @@ class VllmClient:
             ) as response:
                 yield response
         except httpx2.HTTPError as error:
-            if isinstance(error, httpx2.ConnectError):
+            if _takes_no_connections(error):
                 self.unreachable.set()
             raise ServerLost(f"vLLM's server was lost: {type(error).__name__}: {error}") from error
 
@@ -89,6 +89,15 @@ class VllmClient:
                         is_over = bool(outputs[-1].finish_reason)
                         yield outputs
             raise ServerLost("vLLM's server ended a stream early")
+
+
+def _takes_no_connections(error: BaseException | None) -> bool:
+    """Return whether the server's end of the socket is the cause: this process may lack descriptors."""
+    while error is not None:
+        if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
+            return True
+        error = error.__cause__
+    return False
 
 
 async def read_body(response: httpx2.Response) -> bytes:

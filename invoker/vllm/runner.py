@@ -100,7 +100,8 @@ class VllmRunner:
         finally:
             for wait in waits:
                 wait.cancel()
-        self.failure = self.failure or ServerLost(server.reason)
+        reason = server.reason if server.ended.is_set() else "vLLM's server takes no connections"
+        self.failure = self.failure or ServerLost(reason)
 
     async def aclose(self) -> None:
         """End the server with all its calls. Idempotent."""

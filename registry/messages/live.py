@@ -113,7 +113,10 @@ class KvStage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class KvLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of the exported K and V of a sequence, held for some seconds by each stage."""
+    """The location of the exported K and V of a sequence, held for some seconds by each stage.
+
+    Of an instance that hands the sequence off, `pipeline` is its id.
+    """
 
     pipeline: _Name
     epoch: _Count

@@ -280,7 +280,10 @@ def _victim(platform: Platform, function: str, number: int, drawn: random.Random
     """Return what to kill: a node once in four times, a server that serves each second time; or None yet."""
     pids = [node["pid"] for node in platform.nodes() if node["state"] == "ready"]
     if number % 4 == 3:
-        return psutil.Process(drawn.choice(pids)) if pids else None
+        try:
+            return psutil.Process(drawn.choice(pids)) if pids else None
+        except psutil.NoSuchProcess:  # killed before, and listed still
+            return None
     if number % 2 == 0 and "vllm" not in _engines(platform, function):
         return None
     servers = [child for pid in pids for child in _children(pid) if _is_server(child)]
@@ -288,7 +291,7 @@ def _victim(platform: Platform, function: str, number: int, drawn: random.Random
 
 
 def _children(pid: int) -> list[psutil.Process]:
-    """Return what the process has started, nothing if it has ended."""
+    """Return the children of a process and theirs; none if it has ended."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:

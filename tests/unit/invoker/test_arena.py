@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from invoker.base.errors import OutOfDeviceMemory
+from invoker.base.errors import HostTierFull, OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.instances.device_cache import Copying, DeviceCache, DeviceImageState
 from invoker.instances.device_copy import ImagePiece, copy_arriving, cut_spans
@@ -126,7 +126,8 @@ class Demotions:
     """Copies to host memory which end when `done` is set."""
 
     def __init__(self) -> None:
-        self.started: list[str] = []
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
         self.done = asyncio.Event()
         self.error: Exception | None = None
 
@@ -134,61 +135,64 @@ class Demotions:
         return partial(self._copy, image)
 
     async def _copy(self, image: str) -> None:
-        self.started.append(image)
-        await self.done.wait()
-        if self.error is not None:
-            raise self.error
+        self.started.set()
+        try:
+            await self.done.wait()
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.ended.set()
 
 
-async def demoting(keep_hot_s: float = 0.0) -> tuple[DeviceCache, Demotions]:
+async def demoting() -> tuple[DeviceCache, Demotions]:
     """Return a cache with the idle image "a", whose copy to host memory has started."""
     demotions = Demotions()
-    cache = DeviceCache(CpuArena(MIB), keep_hot_s, FakeClock(), lambda: None, lambda _: None, demotions)
+    cache = DeviceCache(CpuArena(MIB), 0.0, FakeClock(), lambda: None, lambda _: None, demotions)
     device_image = cache.reserve("a", MIB // 2)
     cache.settle(device_image, loaded=True)
     cache.release(device_image)
-    await until(lambda: bool(demotions.started))
+    await demotions.started.wait()
     return cache, demotions
 
 
-async def until_idle(cache: DeviceCache) -> None:
-    """Wait for the end of all copies to host memory."""
-    await until(lambda: not cache.is_demoting)
-
-
-@pytest.mark.parametrize("error", [None, RuntimeError("no room")], ids=["copied", "failed"])
+@pytest.mark.parametrize("error", [None, HostTierFull("no room")], ids=["copied", "failed"])
 async def test_an_idle_image_is_copied_to_host_memory_before_it_is_freed(error: Exception | None) -> None:
     cache, demotions = await demoting()
     assert cache.holds("a")
     demotions.error = error
     demotions.done.set()
-    await until_idle(cache)
-    assert demotions.started == ["a"] and not cache.holds("a")
+    await until(lambda: not cache.holds("a"))
+    assert demotions.ended.is_set()
 
 
 async def test_an_image_used_again_while_it_is_copied_stays() -> None:
     cache, demotions = await demoting()
     used = cache.acquire("a")
     demotions.done.set()
-    await until_idle(cache)
+    await demotions.ended.wait()
     assert used is not None and cache.holds("a")
     cache.release(used)
-    await until_idle(cache)
-    assert demotions.started == ["a", "a"] and not cache.holds("a")
+    await until(lambda: not cache.holds("a"))
 
 
 async def test_room_that_is_needed_does_not_wait_for_the_copy() -> None:
     cache, demotions = await demoting()
     cache.free_region(cache.reserve_region(MIB))
-    assert not cache.holds("a")
-    demotions.done.set()
-    await until_idle(cache)
+    assert not cache.holds("a") and not demotions.ended.is_set()
+    await cache.aclose()
+
+
+async def test_a_rejected_image_is_not_copied_on() -> None:
+    cache, demotions = await demoting()
+    cache.reject("a")
+    await demotions.ended.wait()
+    assert not demotions.done.is_set() and not cache.holds("a")
 
 
 async def test_closing_ends_the_copies() -> None:
-    cache, _ = await demoting()
+    cache, demotions = await demoting()
     await cache.aclose()
-    assert not cache.is_demoting
+    assert demotions.ended.is_set()
 
 
 async def test_those_who_joined_a_load_learn_of_its_end() -> None:

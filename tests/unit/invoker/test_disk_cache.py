@@ -16,6 +16,8 @@ from invoker.loading.disk_writer import DiskWriter
 from invoker.loading.fetch_order import DISK_CACHE, FetchOrder, LoadSources
 from invoker.loading.origins import Origins
 from invoker.loading.partial_image import PartialImage
+from invoker.loading.starts_first import StartsFirst
+from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import NotFound
 from registry.images.manifest import UNIT_BYTES
 from registry.messages.images import ImageRef
@@ -144,16 +146,44 @@ def in_memory(tier: HostTier, image: FakeImage) -> int:
 
 async def test_verified_images_are_written_in_the_background(tmp_path: Path, tier: HostTier) -> None:
     image, disk, changed = make_image("a", 9 * MIB), cache(tmp_path), asyncio.Event()
-    starting = [True, True, False]
     writer = DiskWriter(disk, tier, changed.set)
-    writing = asyncio.create_task(writer.run(lambda: starting.pop(0) if len(starting) > 1 else starting[0]))
+    writing = asyncio.create_task(writer.run(lambda: False))
     writer.add("0" * 64, 17)  # evicted meanwhile
     writer.add(image.digest, in_memory(tier, image))
     while writer.is_pending(image.digest):
         await changed.wait()
         changed.clear()
-    writing.cancel()
+    await cancel_and_discard(writing)
     assert (tmp_path / "disk" / image.digest).read_bytes() == image.data
+
+
+async def test_background_work_waits_for_starts_up_to_a_limit() -> None:
+    busy = [True, True, False, False, True, False, False, False]
+    starts = StartsFirst(lambda: busy.pop(0), limit_s=10.0, step_s=0.001)
+    await starts.wait()
+    assert len(busy) == 5
+    await starts.wait(quiet_s=0.002)
+    assert not busy
+    always_busy = StartsFirst(lambda: True, limit_s=0.005, step_s=0.001)
+    await always_busy.wait()
+    await always_busy.wait()
+
+
+async def test_a_write_that_is_cancelled_leaves_nothing(tmp_path: Path, tier: HostTier) -> None:
+    image, disk = make_image("a", 9 * MIB), cache(tmp_path)
+    asked = asyncio.Event()
+
+    def is_busy() -> bool:
+        asked.set()
+        return True
+
+    writer = DiskWriter(disk, tier, lambda: None)
+    writing = asyncio.create_task(writer.run(is_busy))
+    writer.add(image.digest, in_memory(tier, image))
+    await asked.wait()
+    assert files(tmp_path) != ["lock"]
+    await cancel_and_discard(writing)
+    assert files(tmp_path) == ["lock"]
 
 
 def order(disk: DiskCache | None) -> tuple[FetchOrder, Counters]:

@@ -26,6 +26,7 @@ from registry.clock import SystemClock
 from registry.errors import RemoteError
 from registry.messages.images import DropImage, WarmImage
 from registry.messages.node import Acknowledged, InstanceProgress, InstanceStarted, StopInstance
+from registry.records.change import NodeUp
 from registry.records.node import Tier
 from tests.fixtures.invoker import FakeCluster, make_image, start_request, two_nodes
 from tests.fixtures.patience import PATIENCE_S
@@ -146,9 +147,13 @@ async def test_an_idle_image_without_a_host_copy_returns_to_host_memory(tmp_path
         await node.ask(DropImage(image=image.digest, tier="host"))
         (holding,) = (await node.record()).holdings
         assert holding.tiers == (Tier.GPU,)
+        cursor = (await cluster.state.snapshot()).cursor
         await node.ask(StopInstance(instance_id="i1"))
-        while (record := await node.record()).gpu_free_bytes < record.gpu_bytes:
-            pass
+        async for _, change in cluster.state.watch(cursor):
+            record = change.record if isinstance(change, NodeUp) else None
+            if record and record.gpu_free_bytes == record.gpu_bytes:
+                break
+        assert record is not None
         (holding,) = record.holdings
         assert holding.tiers == (Tier.HOST,)
         assert (cluster.shm / "h0" / image.digest).read_bytes() == image.data

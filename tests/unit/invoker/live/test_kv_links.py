@@ -172,12 +172,12 @@ async def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> No
 
 async def test_a_sequence_moves_from_an_instance_to_another_node() -> None:
     async with asyncio.timeout(2 * PATIENCE_S), listener("a") as here, listener("b") as there:
-        giver, taker = KvConnector(there, KvPolicy.ALWAYS), KvConnector(here, KvPolicy.ALWAYS)
+        source, target = KvConnector(there, KvPolicy.ALWAYS), KvConnector(here, KvPolicy.ALWAYS)
         one = some_kv(first=0, last=SHAPE.layers)
-        await asyncio.to_thread(giver.exporter("i1"), "r", one)
-        at = giver.location("i1", SHAPE.layers, "r")
-        (found,) = await taker.load("r", 41, at, SHAPE, PrefillRate())
-        assert same(found, one) and taker.loaded_tokens == one.tokens
+        await asyncio.to_thread(source.exporter("i1"), "r", one)
+        at = source.location("i1", SHAPE.layers, "r")
+        (found,) = await target.load("r", 41, at, SHAPE, PrefillRate())
+        assert same(found, one) and target.loaded_tokens == one.tokens
         assert there.exports.nbytes == 0
 
 
