@@ -29,7 +29,7 @@ from invoker.loading.published import PublishedImages
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
-from invoker.serving import compute, forward, generate, generate_by, invoke_handler
+from invoker.serving import compute, forward, generate, generate_by, invoke_handler, prefetch_kv
 from invoker.settings import Settings
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.hooks import CastLinks
@@ -51,7 +51,14 @@ from registry.messages.images import (
     UnpinImage,
     WarmImage,
 )
-from registry.messages.live import HandOffCalls, LinkStage, OpenPipeline, OpenStage, encode_layer_set
+from registry.messages.live import (
+    HandOffCalls,
+    LinkStage,
+    OpenPipeline,
+    OpenStage,
+    PrefetchKv,
+    encode_layer_set,
+)
 from registry.messages.node import (
     Acknowledged,
     CallsUsed,
@@ -228,6 +235,8 @@ class Node:
                 return dependencies.pipelines.open(request)
             case HandOffCalls():
                 return dependencies.pipelines.move_calls(request)
+            case PrefetchKv(instance_id=id_):
+                return prefetch_kv(instances.get(id_), request, dependencies.kv_connector)
             case OpenStage():
                 return dependencies.stages.open(request)
             case LinkStage():

@@ -23,8 +23,9 @@ from invoker.metering.accounts import MeterAccount
 from rdmacast.aio.groups import cancel_and_wait
 from registry.clock import Clock
 from registry.messages.forward import ForwardedChunk, ForwardRequest
-from registry.messages.live import KvLocation
+from registry.messages.live import KvLocation, PrefetchKv
 from registry.messages.node import (
+    Acknowledged,
     Array,
     Arrays,
     Compute,
@@ -120,6 +121,16 @@ async def _generate(
                     count += len(tokens.ids)
                     yield tokens
     yield _usage(call, clock.monotonic_s() - started_s, prompt=len(request.prompt_ids), completion=count)
+
+
+async def prefetch_kv(
+    instance: Instance, request: PrefetchKv, connector: KvConnector
+) -> AsyncGenerator[Reply, None]:
+    """Begin to fetch the K and V of a sequence that the instance is to continue."""
+    shape = _runner(instance).kv_shape
+    if shape is not None:
+        connector.prefetch(request.kv, request.tokens, shape)
+    yield Acknowledged()
 
 
 async def compute(
@@ -280,13 +291,16 @@ def _handler(instance: Instance) -> Handler:
 
 
 def _tokens(batch: Sequence[TokenOutput], gpu_us: int, locate_kv: LocateKv) -> Tokens | None:
-    """Return the message for a batch; None if it has no token (part of a prompt was run)."""
+    """Return the message for a batch; None if it says nothing (part of a prompt was run)."""
     ids = tuple(output.token_id for output in batch if output.token_id is not None)
     finish_reason = batch[-1].finish_reason
-    if not ids and not finish_reason:
+    exported = next((output.exported_kv for output in batch if output.exported_kv), "")
+    if finish_reason:
+        exported = batch[-1].exported_kv
+    elif not ids and not exported:
         return None
     logprobs: tuple[TokenLogprob, ...] = tuple(
         output.logprob for output in batch if output.logprob is not None
     )
-    kv = locate_kv(batch[-1].exported_kv) if batch[-1].exported_kv else None
+    kv = locate_kv(exported) if exported else None
     return Tokens(ids=ids, logprobs=logprobs, finish_reason=finish_reason, gpu_us=gpu_us, kv=kv)

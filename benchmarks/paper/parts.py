@@ -113,6 +113,16 @@ def _more_traces() -> list[Part]:
                 "network, multicast, live serving and policy one after the other",
             )
         ),
+        *(
+            _trace(
+                f"trace-roles-{trace}",
+                f"--trace azure-{trace}{kept} {SNIPPET} --nodes 8",
+                ("hypercast", "hypercast-disaggregated", "distserve", "fixed-full"),
+                7,
+                f"prompts and further tokens on different nodes, {words} trace",
+            )
+            for trace, words, kept in (("conv", "conversation", " --sample 0.5"), ("code", "code", ""))
+        ),
         _trace(
             "trace-burstgpt",
             f"--trace synthetic-burstgpt {SNIPPET} --nodes 8",

@@ -16,7 +16,8 @@ class TraceMode:
     whole run. Without `keeps_copies` a host has a model in memory only while an instance runs there. With
     `served_copies` hosts also keep copies of what their accelerators serve, as in the original. `share`
     is the share of nodes that serve all the time, None where the policy decides. With `frees_images` an
-    accelerator frees a model when its last instance ends, as in the originals.
+    accelerator frees a model when its last instance ends, as in the originals. `serving` is the function's:
+    disaggregated, some instances run prompts and others continue the calls.
     """
 
     name: str
@@ -31,6 +32,7 @@ class TraceMode:
     served_copies: bool = False
     share: float | None = None
     frees_images: bool = False
+    serving: str = "colocated"
 
     def instances(self, nodes: int) -> int | None:
         """Return the fixed number of instances, None where the policy decides."""
@@ -58,6 +60,21 @@ MODES = {
             name="hypercast-pipeline",
             description="the same, and loading nodes always serve in pipelines",
             live="pipeline",
+        ),
+        TraceMode(
+            name="hypercast-disaggregated",
+            description="the default, and instances that run prompts hand calls off to others",
+            live="auto",
+            serving="disaggregated",
+        ),
+        TraceMode(
+            name="distserve",
+            description="like DistServe: all nodes serve all the time, prompts on some and further tokens on "
+            "others; how many of each follows the load, which the original's fixed pools do not",
+            cached=True,
+            served_copies=True,
+            share=1.0,
+            serving="disaggregated",
         ),
         TraceMode(
             name="stop-the-world",
@@ -148,5 +165,12 @@ MODES = {
         ),
     )
 }
-_FURTHER = ("hypercast-pipeline", "stop-the-world", "faasnet-copies", "nccl-copies")
+_FURTHER = (
+    "hypercast-pipeline",
+    "hypercast-disaggregated",
+    "distserve",
+    "stop-the-world",
+    "faasnet-copies",
+    "nccl-copies",
+)
 COMPARED = tuple(name for name in MODES if name not in _FURTHER)  # by default

@@ -177,6 +177,8 @@ class TraceScenario:
             "live": mode.live,
             "ttft_target_s": self.slo.ttft_s * slower,
         }
+        if mode.serving != "colocated":
+            settings["serving"] = mode.serving
         if self.policy == "concurrency":
             return {**settings, "target_concurrency": self.target_concurrency}
         return {
@@ -258,5 +260,5 @@ def params_of(args: argparse.Namespace, scenario: TraceScenario, mode: TraceMode
         "host_to_gpu_bytes_s": links["host"],
         "link_bytes_s": links["network"],
         "says": mode.description,
-        **{name: getattr(mode, name) for name in ("planner", "setup_s", "live", "share")},
+        **{name: getattr(mode, name) for name in ("planner", "setup_s", "live", "share", "serving")},
     }

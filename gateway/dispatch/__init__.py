@@ -11,6 +11,7 @@
 - `pipeline_calls`: the calls that pipelines run
 - `progress`: the progress of starts that calls wait for
 - `replica_calls`: the work of each replica on a call, and its usage
+- `role_moves`: requests by which calls move to decode instances
 - `router`: the choice of a replica, and its slots
 - `targets`: shortest-completion-time routing beside pipelines
 - `tokenizers`: the tokenizers that nodes need for grammars

@@ -17,6 +17,7 @@ from registry.messages.forward import ForwardRequest
 from registry.messages.node import Compute, Generate
 from registry.records.change import VersionLoad
 from registry.records.function import FunctionTask
+from registry.records.instance import InstanceRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class QueuedRequest:
         "output_tokens",
         "prefix",
         "ready_s",
+        "reserved",
         "tenant",
         "tokens",
         "waiting_tokens",
@@ -78,6 +80,7 @@ class QueuedRequest:
         self.hot = hot  # a ready instance existed on arrival
         self.ready_s: float | None = arrived_s if hot else None  # when the first ready one was seen
         self.instance: Replica | None = None
+        self.reserved: InstanceRecord | None = None  # the decode instance that fetches its K and V already
         self.assigned_s = arrived_s  # when it got `instance`
         self.has_token = False  # `instance` has produced a token
         self.goes_to = ""  # the instance that takes the call over from a pipeline; "" for any

@@ -132,11 +132,18 @@ class CallDispatcher:
         instance = queued.instance
         assert instance is not None
         self._release(queued, instance)
+        reserved = queued.reserved
+        is_handed_off = outcome is ReplicaOutcome.MOVED and (
+            isinstance(instance, InstanceRecord) or reserved is not None
+        )
+        if not is_handed_off or not has_kv or reserved not in self._state_cache.ready(queued.key):
+            reserved = None
+            self._free_reserved(queued)
         match outcome:
             case ReplicaOutcome.MOVED | ReplicaOutcome.STAGE_LOST | ReplicaOutcome.GONE if isinstance(
                 instance, PipelineReplica
             ):
-                if not queued.goes_to:  # not requested here: the pipeline is closed
+                if not queued.goes_to and not is_handed_off:  # not requested here: the pipeline is closed
                     self._state_cache.live.close(instance.instance_id)
             case ReplicaOutcome.LOST:
                 self.links.report_broken(instance.node)
@@ -154,8 +161,11 @@ class CallDispatcher:
             self.counts.moved += 1
         else:
             self.counts.rerouted += 1
-        is_new = outcome is ReplicaOutcome.MOVED and isinstance(instance, InstanceRecord)
-        self._admission.requeue(queued, handed_off=is_new or (queued.handed_off and has_kv))
+        self._admission.requeue(queued, handed_off=is_handed_off or (queued.handed_off and has_kv))
+        if reserved is not None:  # with its slot
+            queued.reserved = None
+            queued.assigned_s = self.clock.monotonic_s()
+            self._admission.assign(queued, reserved)
         self._demand.changed(urgent=True)
         self._changes.notify()  # the state cache changed
 
@@ -165,6 +175,33 @@ class CallDispatcher:
         return roles.get(server.instance_id) is InstanceRole.PREFILL and any(
             roles.get(one.instance_id) is InstanceRole.DECODE for one in self._state_cache.ready(key)
         )
+
+    def reserve(self, queued: QueuedRequest) -> InstanceRecord | None:
+        """Reserve a slot of a decode instance for a call of which the prompt runs, or has run in a pipeline.
+
+        Returns None if none is free, or others wait for it.
+        """
+        key, queue = queued.key, self._admission.queue(queued.key)
+        roles = self._state_cache.live.roles(key.function, key.version)
+        able = [
+            one
+            for one in self._state_cache.ready(key)
+            if roles.get(one.instance_id) is InstanceRole.DECODE and one is not queued.instance
+        ]
+        if queued.reserved is not None or queue.to_decode or not able:
+            return queued.reserved
+        tokens = CallTokens(kv=queued.tokens.kv)
+        paced = None if self._paced(queued) is None else tokens
+        chosen = self.slots.choose(able, self._rng, self.clock.monotonic_s(), paced=paced).instance
+        if isinstance(chosen, InstanceRecord):
+            self.slots.acquire(chosen.instance_id, queued.cost, tokens)
+            queued.reserved = chosen
+        return queued.reserved
+
+    def _free_reserved(self, queued: QueuedRequest) -> None:
+        reserved, queued.reserved = queued.reserved, None
+        if reserved is not None:
+            self.slots.release(reserved.instance_id, queued.cost, CallTokens(kv=queued.tokens.kv))
 
     def on_first_token(self, queued: QueuedRequest) -> None:
         """Record the first token of a call on its replica, which may have room for another one now."""
@@ -206,6 +243,7 @@ class CallDispatcher:
         return queued
 
     def leave(self, queued: QueuedRequest) -> None:
+        self._free_reserved(queued)
         if queued.instance is not None:
             self._release(queued, queued.instance)
             if queued.has_token and isinstance(queued.instance, InstanceRecord):

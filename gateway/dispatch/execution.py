@@ -5,6 +5,7 @@ elsewhere: sampling depends on (seed, position) alone, so the tokens so far, sen
 the same continuation on any replica.
 """
 
+import asyncio
 from collections.abc import Awaitable
 from enum import Enum
 from typing import Any, Protocol
@@ -27,13 +28,14 @@ from gateway.dispatch.outcomes import (
 )
 from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
 from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
+from gateway.dispatch.role_moves import hand_off, prefetch_kv
 from gateway.dispatch.targets import UnfinishedRequest
 from gateway.dispatch.tokenizers import TokenizerSender
 from rdmacast.aio.shielded import run_shielded
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.forward import ForwardedChunk, ForwardedHead
-from registry.messages.live import MOVED, KvLocation
+from registry.messages.live import MOVED, HandOffCalls, KvLocation, PrefetchKv
 from registry.messages.node import (
     Arrays,
     Generate,
@@ -42,6 +44,7 @@ from registry.messages.node import (
     RequestUsage,
     Tokens,
 )
+from registry.records.instance import InstanceRecord
 
 
 def _nodes_of(server: Replica) -> tuple[str, ...]:
@@ -88,6 +91,8 @@ class RequestRouter(Protocol):
 
     def hands_off(self, key: VersionKey, server: Replica) -> bool: ...
 
+    def reserve(self, queued: QueuedRequest) -> InstanceRecord | None: ...
+
     def reroute(
         self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool, has_kv: bool = False
     ) -> None: ...
@@ -111,6 +116,8 @@ class RequestExecution(OpenCall):
     _opened: NodeCall | None = None
     _pipeline = ""  # name of the pipeline that runs it now
     _kv: KvLocation | None = None  # of its KV cache, where it was handed off
+    _kv_at = ""  # the only instance that can have that, once it fetches it; "" for any
+    _moving: asyncio.Task[None] | None = None  # asks for the move to a decode instance
     _outputs_before = 0  # outputs of earlier tries
     _forwarded: ForwardedChunk | None = None  # the latest, which has the tokens so far
 
@@ -282,7 +289,7 @@ class RequestExecution(OpenCall):
             del self._replica_calls[self._current :]
             self._tries -= 1
         else:
-            self._kv = None  # perhaps fetched, which is possible once
+            self._kv, self._kv_at = None, ""  # perhaps fetched, which is possible once
         # A full replica is no failure: the call keeps waiting under its own deadlines.
         self._tries_left -= outcome is not ReplicaOutcome.FULL
         if not self._tries_left:
@@ -338,7 +345,7 @@ class RequestExecution(OpenCall):
             if isinstance(server, PipelineReplica):
                 fields["pipeline"] = server.instance_id
             else:
-                fields["kv"] = self._kv
+                fields["kv"] = self._kv if self._kv_at in ("", server.instance_id) else None
                 fields["hand_off"] = self._router.hands_off(self._queued.key, server)
         return msgspec.structs.replace(work, **fields)
 
@@ -346,12 +353,17 @@ class RequestExecution(OpenCall):
         """Count a reply; return its event, if any."""
         moving = self._state is _State.MOVING
         match reply:
+            case Tokens(ids=(), finish_reason="", kv=KvLocation() as kv):  # its prompt begins to run
+                self._prefetch(kv)
+                return None
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
                 self._token_ids.extend(ids)
                 self._kv = reply.kv
                 replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
                 if ids and not self._queued.has_token:
                     self._router.on_first_token(self._queued)
+                    if not reason:
+                        self._leave_pipeline()
                 if moving or reason == MOVED:
                     self._state = _State.MOVING
                     return msgspec.structs.replace(reply, finish_reason="") if ids else None
@@ -381,6 +393,31 @@ class RequestExecution(OpenCall):
             case _:
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
         return reply
+
+    def _prefetch(self, kv: KvLocation) -> None:
+        """Let a decode instance fetch K and V while they are computed."""
+        instance, work = self._router.reserve(self._queued), self.call.work
+        client = None if instance is None else self._router.client(instance.node)
+        if instance is not None and client is not None and isinstance(work, Generate):
+            tokens = len(work.prompt_ids) + len(work.generated_ids) + len(self._token_ids)
+            request = PrefetchKv(instance_id=instance.instance_id, kv=kv, tokens=tokens)
+            self._moving = asyncio.create_task(self._prefetched(client, request))
+
+    async def _prefetched(self, client: NodeClient, request: PrefetchKv) -> None:
+        if await prefetch_kv(client, request):
+            self._kv_at = request.instance_id
+
+    def _leave_pipeline(self) -> None:
+        """Move a call whose prompt a pipeline has run to a decode instance, if one has room for it."""
+        head = self._queued.instance
+        if not isinstance(head, PipelineReplica) or self._router.reserve(self._queued) is None:
+            return
+        client, pipeline = self._router.client(head.node), head.pipeline
+        if client is not None:
+            request = HandOffCalls(
+                pipeline=pipeline.pipeline_id, epoch=pipeline.epoch, request_ids=(self.call_id,)
+            )
+            self._moving = asyncio.create_task(hand_off(client, request))
 
     def _whole(self, usage: RequestUsage | ForwardedChunk | None) -> RequestUsage:
         """Return the usage of the whole call, of which its last node ran only a part, or was lost."""

@@ -29,7 +29,7 @@ from registry.messages.images import (
     UnpinImage,
     WarmImage,
 )
-from registry.messages.live import MOVED, HandOffCalls, KvLocation, KvStage, OpenPipeline
+from registry.messages.live import MOVED, HandOffCalls, KvLocation, KvStage, OpenPipeline, PrefetchKv
 from registry.messages.node import (
     Acknowledged,
     Array,
@@ -136,6 +136,8 @@ class FakeNode:
         self.call_errors: list[RemoteError] = []  # one for each of the next calls
         self.dies_after: int | None = None  # the number of tokens after which it is killed
         self.asked: list[Generate] = []
+        self.prefetches = True
+        self.prefetched: list[PrefetchKv] = []
         self.used_us: dict[str, int] = {}  # by call, until it is settled
         self.lost_us: dict[str, int] = {}  # by call, where a channel broke before it was settled
         self.settled: list[tuple[str, ...]] = []
@@ -242,6 +244,11 @@ class FakeNode:
             case UnpinImage(image=digest):
                 await self._mark(digest, pinned=False)
                 await send(Acknowledged())
+            case PrefetchKv():
+                if not self.prefetches:
+                    raise RemoteError("bad_request", "unknown message")
+                self.prefetched.append(request)
+                await send(Acknowledged())
             case PrepareLinks(peers=peers):
                 self.linked |= {peer.host for peer in peers}
                 await send(Acknowledged())
@@ -343,6 +350,8 @@ class FakeNode:
             case Generate(prompt_ids=ids, generated_ids=generated, sampling=sampling):
                 self.asked.append(work)
                 context = ids + generated
+                if work.hand_off and sampling.max_tokens - len(generated) > 1:
+                    await send(Tokens(ids=(), kv=kv_of(work)))
                 for i in range(len(generated), sampling.max_tokens):
                     await self.token.through()
                     context += (next_token(context, self._vocabulary),)

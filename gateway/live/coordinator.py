@@ -37,7 +37,7 @@ from registry.images.manifest import UNIT_BYTES
 from registry.messages.live import decode_layer_set
 from registry.messages.node import InstanceProgress
 from registry.records.function import FunctionVersion
-from registry.records.live import LiveMode, LivePipeline, LiveRecord
+from registry.records.live import InstanceRole, LiveMode, LivePipeline, LiveRecord
 
 log = logging.getLogger(__name__)
 
@@ -240,12 +240,20 @@ class LiveCoordinator:
         return group
 
     def _update_pairs(self, key: VersionKey) -> None:
-        """Report the ready instances to the pairs of a version, without those of recovered pairs."""
+        """Report the ready instances that run prompts to the pairs of a version.
+
+        Those of recovered pairs are left out.
+        """
         group = self._groups[key]
         if isinstance(group, PairGroup):
             sources = (pipeline.source for _, pipeline in self._recovered.values())
             helped = {source.instance_id for source in sources if source is not None}
-            ready = [one for one in self._state_cache.ready(key) if one.instance_id not in helped]
+            roles = self._state_cache.live.roles(key.function, key.version)
+            ready = [
+                one
+                for one in self._state_cache.ready(key)
+                if one.instance_id not in helped and roles.get(one.instance_id) is not InstanceRole.DECODE
+            ]
             has_room = bool(ready) and not self._demand.get(key, VersionDemand()).held
             nodes = {one.instance_id: one.node for one in ready}
             self._carry_out(key, group.set_ready(nodes, has_room=has_room))

@@ -49,6 +49,8 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         context,
         lambda peer: peer in channel.peers,
     )
+    kv_connector = KvConnector(listener, settings.kv_moves)
+    stack.push_async_callback(kv_connector.aclose)
     dependencies = NodeDependencies(
         settings=settings,
         facts=memory.facts,
@@ -63,7 +65,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         loads=resources.loads,
         stages=HostedStages(listener, context),
         pipelines=pipelines,
-        kv_connector=KvConnector(listener, settings.kv_moves),
+        kv_connector=kv_connector,
         meter=accounting.meter,
         calls=accounting.calls,
         rings=rings,

@@ -1,6 +1,7 @@
 """A decoder engine on an emulated accelerator: real queues and pages, step times of a profile."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from invoker.emulated.device_clock import DeviceClock
 from invoker.emulated.kv import check_tokens, kv_shape, slice_of
@@ -13,6 +14,8 @@ from invoker.engine.kv.slices import KvSlice, usable_tokens
 from invoker.engine.sampling import SampledToken
 from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits
 from registry.messages.sampling import Sampling, TokenLogprob
+
+_EXPORT_PARTS = 4  # of a step: each is a sleep
 
 
 def limits_of(profile: Profile, sequences: int) -> StepLimits:
@@ -75,10 +78,25 @@ class EmulatedEngine(BatchedEngine):
         if not self.has_work:
             return []
         plan = self._plan()
-        layers = self.profile.model.layers
-        self._clock.run(step_s(self.profile, 0, layers, [(c.start, c.count, c.last) for c in plan.chunks]))
+        self._run(plan.chunks)
         self._scheduler.step_done()
         return [self._advanced(chunk) for chunk in plan.chunks]
+
+    def _run(self, chunks: Sequence[Chunk]) -> None:
+        """Wait for the duration of a step; K and V that are exported come in parts, by layers."""
+        layers, exported = self.profile.model.layers, tuple(self._exported(chunks))
+        seconds = step_s(self.profile, 0, layers, [(c.start, c.count, c.last) for c in chunks])
+        if not exported:
+            self._clock.run(seconds)
+            return
+        edges = [part * layers // _EXPORT_PARTS for part in range(_EXPORT_PARTS + 1)]
+        for first, last in pairwise(edges):
+            self._clock.run(seconds * (last - first) / layers)
+            for export, chunk, _ in exported:
+                tokens = self._sequences[chunk.request_id].tokens
+                made = slice_of(self._shape, first, last, tokens[chunk.start : chunk.start + chunk.count])
+                for layer in range(first, last):
+                    export.write(layer, chunk.start, made.data[layer - first])
 
     def check_integrity(self) -> None:
         super().check_integrity()

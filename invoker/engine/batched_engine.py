@@ -1,19 +1,22 @@
 """The common part of engines of whole models: sequences with KV pages, scheduled step by step."""
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
 
 from invoker.engine.contract import NewSequence, TokenOutput
-from invoker.engine.kv.cache import PAGE_TOKENS
+from invoker.engine.kv.cache import PAGE_TOKENS, KvShape
+from invoker.engine.kv.export import KvExport
 from invoker.engine.kv.pages import PageAllocator
+from invoker.engine.kv.slices import KvSlice, in_host_memory
 from invoker.engine.sampling import SampledToken
-from invoker.engine.scheduling.scheduler import Scheduler, StepLimits, StepPlan
+from invoker.engine.scheduling.scheduler import Chunk, Scheduler, StepLimits, StepPlan
 from invoker.engine.scheduling.sequence_table import InvalidSequence, SequenceTable
 
 logger = logging.getLogger(__name__)
 
 
 class BatchedEngine:
-    """A GenerateEngine without `add` and `step`, which subclasses define.
+    """A GenerateEngine without `add`, `step`, `kv_shape` and `export_kv`, which subclasses define.
 
     It has `pages` of KV cache and accepts sequences of at most `longest` tokens with ids in
     `[0, vocabulary)`.
@@ -24,6 +27,8 @@ class BatchedEngine:
         self._scheduler = Scheduler(limits, self._allocator)
         # The last token of a sequence needs no slot: nothing follows it.
         self._sequences = SequenceTable(vocabulary, min(longest, pages * PAGE_TOKENS))
+        self._to_export: dict[str, Callable[[KvExport], None]] = {}  # sequences that have not run yet
+        self._exports: dict[str, KvExport] = {}
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -42,10 +47,42 @@ class BatchedEngine:
     def sequences(self) -> int:
         return len(self._sequences)
 
+    @property
+    def kv_shape(self) -> KvShape:
+        """The shape of the K and V that `add` accepts."""
+        raise NotImplementedError
+
+    def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
+        """Return a copy of the K and V of a sequence, between two steps. Raises InvalidSequence."""
+        raise NotImplementedError
+
+    def export(self, request_id: str, started: Callable[[KvExport], None]) -> None:
+        """Export a queued sequence's K and V while its prompt runs; `started` gets them before that."""
+        self._to_export[request_id] = started
+
+    def finish_export(self, request_id: str) -> None:
+        """Complete the export of a sequence whose prompt has run, between two steps.
+
+        Raises InvalidSequence if it is not being exported.
+        """
+        export = self._exports.pop(request_id, None)
+        if export is None:
+            raise InvalidSequence(f"{self!r} does not export sequence {request_id}")
+        try:
+            if export.is_under_way:
+                copied = in_host_memory(self.export_kv(request_id))
+                for layer in range(export.first, export.last):
+                    export.write(layer, 0, copied.data[layer])
+        finally:
+            export.fail("the rest could not be exported")
+
     def cancel(self, request_id: str) -> None:
         """Drop a sequence and free its pages; do nothing if there is none of that id."""
         if self._sequences.drop(request_id):
             self._scheduler.remove(request_id)
+            self._to_export.pop(request_id, None)
+            if (export := self._exports.pop(request_id, None)) is not None:
+                export.fail("the sequence has ended")
             self._forget(request_id)
 
     def close(self) -> None:
@@ -80,7 +117,31 @@ class BatchedEngine:
         assert plan.chunks, f"{self!r} has sequences but runs none"
         for request_id in plan.preempted:
             logger.info("sequence %s: preempted, its KV cache will be recomputed", request_id)
+        if self._to_export:
+            self._start_exports(plan.chunks)
         return plan
+
+    def _start_exports(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            started = self._to_export.pop(chunk.request_id, None)
+            if started is None:
+                continue
+            tokens = len(self._sequences[chunk.request_id].tokens)
+            try:
+                export = KvExport.empty(self.kv_shape, tokens)
+            except (RuntimeError, MemoryError) as error:  # it is recomputed elsewhere
+                logger.info("cannot export K and V of sequence %s: %s", chunk.request_id, error)
+                continue
+            self._exports[chunk.request_id] = export
+            started(export)
+
+    def _exported(self, chunks: Sequence[Chunk]) -> Iterator[tuple[KvExport, Chunk, int]]:
+        """Yield the chunks of sequences that are exported, with the export and the chunk's first row."""
+        row = 0
+        for chunk in chunks:
+            if (export := self._exports.get(chunk.request_id)) is not None:
+                yield export, chunk, row
+            row += chunk.count
 
     def _advance(self, request_id: str, sampled: SampledToken | None, work: int) -> TokenOutput:
         """Append a sampled token to its sequence and return the output of the sequence."""

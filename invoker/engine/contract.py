@@ -83,8 +83,9 @@ class TokenOutput:
 
     `finish_reason` is "" while the sequence continues. With `error` set the sequence is dropped and has no
     token. `work` is the number of its tokens that the step ran: its share of the step's time. After a step
-    that ran only part of a prompt, `token_id` is None too, with neither reason nor error. With the reason
-    "moved", `exported_kv` is the name under which the stages exported its K and V ("" if they have none).
+    that ran only part of a prompt, `token_id` is None too, with neither reason nor error. `exported_kv` is
+    the name under which its K and V are exported: with the reason "moved" ("" if there are none), and before
+    its prompt runs if it is to be handed off.
     """
 
     request_id: str

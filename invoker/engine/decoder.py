@@ -1,7 +1,8 @@
 """The decoder engine: continuous batching of sequences over one stage that has all layers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -192,8 +193,30 @@ class DecoderEngine(BatchedEngine):
             if logits is not None:
                 return [chunk.request_id for chunk in chunks], logits
         layout = build_layout(chunks, bound.dtype, bound.device)
-        hidden = self._stage.forward(torch.tensor(self._ids(layout.chunks), device=bound.device), layout)
+        with self._exporting(layout.chunks):
+            hidden = self._stage.forward(torch.tensor(self._ids(layout.chunks), device=bound.device), layout)
         return layout.sampled, self._stage.finish(hidden) if layout.sampled else hidden
+
+    @contextmanager
+    def _exporting(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Export K and V of each layer that runs while the block lasts.
+
+        Not from a GPU, which would wait for each layer's copy: what is missing is copied after the prompt.
+        """
+        pool, exported = self._stage.pool, tuple(self._exported(chunks))
+        if not exported or self._stage.bound.device.type != "cpu":
+            yield
+            return
+
+        def write(layer: int, entries: torch.Tensor) -> None:
+            for export, chunk, row in exported:
+                export.write(layer, chunk.start, entries[row : row + chunk.count].transpose(0, 1))
+
+        pool.on_write = write
+        try:
+            yield
+        finally:
+            pool.on_write = None
 
     def _ids(self, chunks: Sequence[Chunk]) -> list[int]:
         return [

@@ -24,7 +24,8 @@ from invoker.engine.contract import (
 )
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
-from invoker.engine.kv.slices import ExportKv, KvSlice, in_host_memory
+from invoker.engine.kv.export import ExportKv, KvExport
+from invoker.engine.kv.slices import KvSlice
 from invoker.engine.output_stream import OutputStream
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from registry.messages.live import MOVED
@@ -70,10 +71,14 @@ UNBILLED = UnbilledCall()
 
 
 class KvExporter(Protocol):
-    """A GenerateEngine that can export K and V."""
+    """A GenerateEngine that can export K and V while it runs a prompt."""
 
-    def export_kv(self, request_id: str) -> KvSlice:
-        """See DecoderEngine.export_kv."""
+    def export(self, request_id: str, started: Callable[[KvExport], None]) -> None:
+        """See BatchedEngine."""
+        ...
+
+    def finish_export(self, request_id: str) -> None:
+        """See BatchedEngine."""
         ...
 
 
@@ -151,8 +156,9 @@ class EngineRunner:
 
         `kv` is K and V of its first tokens in all layers: only the tokens after them are run (see
         DecoderEngine.add). Where they do not fit the model, all tokens are run. With `export` a sequence that
-        does not end with its first token is handed off after it: that output has the finish reason MOVED, and
-        `exported_kv` where its K and V were exported. Closing the generator early
+        does not end with its first token is handed off after it: that output has the finish reason MOVED.
+        `exported_kv` is the name under which its K and V are exported: of an output without a token before
+        its prompt runs, and of the last one if all were. Closing the generator early
         (see contextlib.aclosing) or cancelling its task cancels the sequence before the engine's next step.
         Raises what the engine's `add` raises, or EngineClosed.
         """
@@ -316,7 +322,7 @@ class EngineRunner:
         for output in results:
             stream = self._live[output.request_id]
             if stream.export is not None and output.token_id is not None and not output.finish_reason:
-                output = self._handed_off(engine, output, stream.export)
+                output = self._handed_off(engine, output)
             if output.finish_reason or output.error:
                 del self._live[output.request_id]
                 self.load.remove(output.request_id)
@@ -324,11 +330,11 @@ class EngineRunner:
         if outputs:
             self._post(self._deliver, outputs)
 
-    def _handed_off(self, engine: GenerateEngine, output: TokenOutput, export: ExportKv) -> TokenOutput:
-        """Export a sequence and remove it from the engine; return its last output here."""
+    def _handed_off(self, engine: GenerateEngine, output: TokenOutput) -> TokenOutput:
+        """Export the rest of a sequence and remove it from the engine; return its last output here."""
         name = request_id = output.request_id
         try:
-            export(name, in_host_memory(cast(KvExporter, engine).export_kv(request_id)))
+            cast(KvExporter, engine).finish_export(request_id)
         except (EngineError, RuntimeError, MemoryError) as error:  # then it is recomputed
             logger.info("cannot export K and V of sequence %s: %s", request_id, error)
             name = ""
@@ -347,10 +353,22 @@ class EngineRunner:
             self._post(self._reject, stream, error)
         else:
             self._live[request_id] = stream
+            left = stream.sequence.sampling.max_tokens - len(stream.sequence.generated_ids)
+            if stream.export is not None and left > 1:
+                started = partial(self._export_started, stream, stream.export)
+                cast(KvExporter, self._generator).export(request_id, started)
             if self.load is not None:
                 self.load.add(
                     request_id, len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
                 )
+
+    def _export_started(self, stream: _Stream, export: ExportKv, kv: KvExport) -> None:
+        name = stream.sequence.request_id
+        export(name, kv)
+        output = TokenOutput(
+            request_id=name, token_id=None, logprob=None, finish_reason="", work=0, exported_kv=name
+        )
+        self._post(self._deliver, [(stream, output)])
 
     def _add_to_engine(self, engine: GenerateEngine, stream: _Stream) -> None:
         kv, stream.kv = stream.kv, ()

@@ -8,17 +8,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from invoker.base.errors import InvokerError
-from invoker.engine.kv.cache import KvShape
-from invoker.engine.kv.slices import ExportKv, KvSlice
+from invoker.engine.kv.cache import PAGE_TOKENS, KvShape
+from invoker.engine.kv.export import ExportKv
+from invoker.engine.kv.slices import KvSlice
 from invoker.kv.choice import KvPolicy, MissedDeadlines, PrefillRate
-from invoker.links.export_buffer import KEEP_S, KvExportBuffer
+from invoker.links.export_buffer import KEEP_S, MAX_BYTES, KvExportBuffer
 from invoker.links.framing import LinkLost
 from invoker.links.link import StageKey
 from invoker.links.listener import SEND_KV_TIMEOUT_S
-from rdmacast.aio.groups import run_all
+from rdmacast.aio.groups import cancel_and_discard, run_all
 from registry.messages.live import KvLocation, KvStage
 
 # However short the prefill: detecting a lost node takes as long.
@@ -41,6 +42,13 @@ class KvSource(Protocol):
     ) -> KvSlice: ...
 
 
+class _Prefetch(NamedTuple):
+    """A transfer that was begun before its sequence is to continue here."""
+
+    task: asyncio.Task[list[KvSlice]]
+    nbytes: int
+
+
 class KvConnector:
     """Fetches K and V from stages, which keep exports for `keep_s`, and exports those of this node.
 
@@ -53,6 +61,7 @@ class KvConnector:
         self._keep_s = keep_s
         self._missed = MissedDeadlines()
         self._link = asyncio.Lock()  # this node's link, first come first served
+        self._prefetched: dict[tuple[str, str], _Prefetch] = {}
         self.loaded_tokens = 0
 
     def __repr__(self) -> str:
@@ -65,6 +74,9 @@ class KvConnector:
 
         Empty if the transfer takes longer than recomputing, or that is unknown.
         """
+        prefetch = self._prefetched.pop(_name(at), None)
+        if prefetch is not None:
+            return await self._rest_of(prefetch, call_id, tokens, at, shape, rate)
         timeout_s, reason = self._deadline(tokens, at, shape, rate)
         if not timeout_s:
             log.info("call %s: recompute: %s", call_id, reason)
@@ -74,6 +86,60 @@ class KvConnector:
                 return await self._load_in_turn(call_id, tokens, at, shape, rate)
         log.info("call %s: recomputing %d tokens: other transfers took too long", call_id, tokens)
         return ()
+
+    def prefetch(self, at: KvLocation, tokens: int, shape: KvShape) -> None:
+        """Begin to fetch K and V that may still be being exported; `load` waits for what is left of them.
+
+        They come as fast as the prompt runs, so they do not wait for other transfers. They are kept for
+        `keep_s`. Without effect beyond MAX_BYTES of all, or where K and V are never fetched.
+        """
+        nbytes = tokens * shape.page_bytes // PAGE_TOKENS
+        coming = sum(one.nbytes for one in self._prefetched.values())
+        if self._policy is KvPolicy.NEVER or coming + nbytes > MAX_BYTES or _name(at) in self._prefetched:
+            return
+        fetching = self._fetch(tokens, at, shape, SEND_KV_TIMEOUT_S, [])
+        task = asyncio.create_task(fetching, name=f"prefetch of {at.sequence}")
+        prefetch = self._prefetched[_name(at)] = _Prefetch(task, nbytes)
+        task.add_done_callback(lambda _: self._keep(at, prefetch))
+
+    async def aclose(self) -> None:
+        """End all transfers that were begun by `prefetch`."""
+        prefetched, self._prefetched = list(self._prefetched.values()), {}
+        await cancel_and_discard(*(one.task for one in prefetched))
+
+    def _keep(self, at: KvLocation, prefetch: "_Prefetch") -> None:
+        """Keep what has arrived for a while, unless it is waited for."""
+
+        if not prefetch.task.cancelled():
+            prefetch.task.exception()  # raised again in `load`, if that is called
+
+        def drop() -> None:
+            if self._prefetched.get(_name(at)) is prefetch:
+                del self._prefetched[_name(at)]
+
+        asyncio.get_running_loop().call_later(self._keep_s, drop)
+
+    async def _rest_of(
+        self,
+        prefetch: "_Prefetch",
+        call_id: str,
+        tokens: int,
+        at: KvLocation,
+        shape: KvShape,
+        rate: PrefillRate,
+    ) -> Sequence[KvSlice]:
+        """Return what was prefetched, after waiting for the rest of it no longer than recomputing takes."""
+        timeout_s, _ = self._deadline(tokens, at, shape, rate)
+        try:
+            async with asyncio.timeout(timeout_s or self._keep_s):
+                slices = await prefetch.task
+        except (LinkLost, InvokerError, OSError, RuntimeError, MemoryError) as error:
+            log.info("call %s: recomputing %d tokens: %s", call_id, tokens, str(error) or "too late")
+            return ()
+        loaded = min(one.tokens for one in slices)
+        self.loaded_tokens += loaded
+        log.info("call %s: loaded K and V of %d tokens while its prompt ran", call_id, loaded)
+        return slices
 
     @asynccontextmanager
     async def _exclusive_link(self) -> AsyncIterator[bool]:
@@ -161,3 +227,8 @@ class KvConnector:
 
         await run_all(*(one(place, stage) for place, stage in enumerate(at.stages)))
         return slices
+
+
+def _name(at: KvLocation) -> tuple[str, str]:
+    """Return what names an export: its stages are those of one pipeline or instance."""
+    return f"{at.pipeline}.{at.epoch}", at.sequence

@@ -10,6 +10,7 @@ from typing import Any
 
 from invoker.base.accepting import accepted
 from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.export import KvExport
 from invoker.engine.kv.slices import KvSlice
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.framing import LinkLost
@@ -22,7 +23,7 @@ from rdmacast.protocol.tls import NodeTls
 from registry.messages.live import KvStage
 
 MAX_HANDSHAKES = 64  # unauthenticated connections; beyond, the oldest is closed
-SEND_KV_TIMEOUT_S = 60.0  # one KV slice; the receiver has a shorter timeout
+SEND_KV_TIMEOUT_S = 60.0  # one sequence's K and V; the receiver has a shorter timeout
 
 log = logging.getLogger("invoker.stages")
 
@@ -119,14 +120,15 @@ class StageListener:
 
         A cancelled caller leaves its thread behind, for at most `timeout_s`. Raises LinkLost.
         """
-        if stage.link == self._url:
-            own = await self.exports.pop(key, timeout_s)
-            if own is None:
-                raise LinkLost(f"{key} exported no K and V of sequence {key.sequence}")
-            return own
+        own = await self.exports.pop(key, timeout_s) if stage.link == self._url else None
+        if own is None and stage.link == self._url:
+            raise LinkLost(f"{key} exported no K and V of sequence {key.sequence}")
         fetched: list[KvSlice] = []
 
         def fetch() -> None:
+            if own is not None:
+                fetched.append(own.wait(timeout_s))
+                return
             local, tls = stage.host == self.host, self._tls.client
             with closing(
                 dial(stage.link, key, self._secret, same_host=local, tls=tls, reply_s=timeout_s)
@@ -203,8 +205,8 @@ class StageListener:
 
         await run_in_daemon_thread(send)
 
-    async def _exported(self, link: socket.socket, key: StageKey) -> KvSlice | None:
-        """Wait for the exported slice until the peer hangs up."""
+    async def _exported(self, link: socket.socket, key: StageKey) -> KvExport | None:
+        """Wait for the export until the peer hangs up."""
         loop = asyncio.get_running_loop()
         waiting = asyncio.create_task(self.exports.pop(key, SEND_KV_TIMEOUT_S), name=f"K and V of {key}")
         loop.add_reader(link.fileno(), waiting.cancel)  # readable only when the peer hangs up

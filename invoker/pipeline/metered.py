@@ -9,7 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from invoker.engine.contract import EngineCall, EngineError, StepMeter
-from invoker.engine.kv.slices import ExportKv, in_host_memory
+from invoker.engine.kv.export import ExportKv, KvExport
+from invoker.engine.kv.slices import in_host_memory
 from invoker.engine.runner import UNBILLED
 from invoker.engine.stage_contract import Stage, StageInput, StageOutput
 from invoker.kv.choice import PrefillRate
@@ -152,7 +153,7 @@ class MeteredStage:
         if self._export is None:
             return False
         try:
-            kv = in_host_memory(self.stage.export_kv(sequence))
+            kv = KvExport.whole(in_host_memory(self.stage.export_kv(sequence)))
         except (EngineError, RuntimeError, MemoryError) as error:  # then it is recomputed
             log.info("cannot export K and V of sequence %s: %s", sequence, error)
             return False

@@ -124,6 +124,18 @@ class KvLocation(msgspec.Struct, frozen=True, kw_only=True):
     stages: Annotated[tuple[KvStage, ...], msgspec.Meta(min_length=1, max_length=MAX_STAGES)]
 
 
+class PrefetchKv(Message, frozen=True, kw_only=True):
+    """A request to fetch the K and V of a sequence for an instance which is to continue it.
+
+    They may still be being exported; the sequence has at most `tokens` tokens by then. A later Generate with
+    the same `kv` uses them.
+    """
+
+    instance_id: _Name
+    kv: KvLocation
+    tokens: Annotated[int, msgspec.Meta(gt=0, le=1 << 31)]
+
+
 def encode_layer_set(layers: int) -> bytes:
     """Encode a layer bitfield (bit i for layer i) for InstanceProgress."""
     return layers.to_bytes((layers.bit_length() + 7) // 8, "little")

@@ -21,7 +21,7 @@ of times are in the names.
 | EndCalls | CallsUsed |
 | SettleCalls | Done |
 | OpenPipeline | PipelineOpened, and no end |
-| HandOffCalls, LinkStage | Done |
+| HandOffCalls, LinkStage, PrefetchKv | Done |
 | OpenStage | StageOpened, and no end |
 
 Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`, `unsupported_model`,
@@ -57,6 +57,7 @@ from registry.messages.live import (
     OpenPipeline,
     OpenStage,
     PipelineOpened,
+    PrefetchKv,
     StageOpened,
 )
 from registry.messages.sampling import Sampling, TokenLogprob
@@ -220,6 +221,7 @@ Request = (
     | SettleCalls
     | OpenPipeline
     | HandOffCalls
+    | PrefetchKv
     | OpenStage
     | LinkStage
 )

@@ -11,7 +11,7 @@ from benchmarks.trace.scenario import TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import SYNTHETIC
 from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
-from registry.records.function import Scaling, ScalingMode
+from registry.records.function import Scaling, ScalingMode, ServingMode
 from registry.records.live import LiveMode
 
 
@@ -34,7 +34,8 @@ def test_every_mode_configures_the_platform() -> None:
         if mode.planner:
             parse_fixed_plan(mode.planner)
         settings = scenario.scaling(mode)
-        Scaling(**settings | {"live": LiveMode(settings["live"]), "policy": ScalingMode(settings["policy"])})
+        names = {"live": LiveMode, "policy": ScalingMode, "serving": ServingMode}
+        Scaling(**{name: names.get(name, type(value))(value) for name, value in settings.items()})
     assert MODES["fixed-half"].instances(8) == 4 and MODES["hypercast"].instances(8) is None
     assert scenario.scaling(MODES["hypercast"])["ttft_target_s"] == 2.0
     policies = {json.dumps(scenario.scaling(mode)["scale_down_delay_s"]) for mode in MODES.values()}

@@ -56,4 +56,5 @@ def test_calls_move_after_their_first_token_and_stay_the_same(
     assert "disaggregated: " in three.run("describe", family).stdout
     logs = three.logs(10_000)
     assert logs.count("loaded K and V of") >= len(PROMPTS)
+    assert "while its prompt ran" in logs
     three.run("delete", family, "--yes")

@@ -1,6 +1,6 @@
 """The paged KV cache: one pool of pages for all layers, in memory that the caller reserved."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,7 @@ class KvPool:
         slots = [layer.flatten(1, 2) for layer in self._pool]
         self._rows = tuple(layer.transpose(0, 1) for layer in slots)
         self.layers = tuple((layer[None, : shape.heads], layer[None, shape.heads :]) for layer in slots)
+        self.on_write: Callable[[int, torch.Tensor], None] | None = None  # gets each layer's entries
 
     def __repr__(self) -> str:
         return f"<KvPool {self.pages} pages of {PAGE_TOKENS} tokens, {len(self.layers)} layers>"
@@ -66,6 +67,8 @@ class KvPool:
         Each token has all keys first, then all values.
         """
         self._rows[layer].index_copy_(0, slots, entries)
+        if self.on_write is not None:
+            self.on_write(layer, entries)
 
     def read(self, layers: slice, pages: Sequence[int], tokens: int) -> torch.Tensor:
         """Return a copy of a sequence's first `tokens` tokens, `[layers, 2 * heads, tokens, head_dim]`.

@@ -1,6 +1,6 @@
 """K and V of a sequence outside a cache: the format in which one engine exports and another imports them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -31,22 +31,19 @@ class KvSlice:
         return self.data.nbytes
 
 
-ExportKv = Callable[[str, KvSlice], None]  # receives a sequence's K and V; called by any thread
-
-
 def empty_slice(shape: KvShape, first: int, last: int, tokens: int) -> KvSlice:
-    """Return a slice of the layers `[first, last)` of a model of `shape`, to fill through `slice_bytes`."""
+    """Return a slice of the layers `[first, last)` of a model of `shape`, to be filled."""
     size = (last - first, 2 * shape.heads, tokens, shape.head_dim)
     return KvSlice(first=first, last=last, data=torch.empty(size, dtype=shape.dtype))
 
 
-def slice_bytes(one: KvSlice) -> memoryview:
-    """Return a slice's bytes as a view; the slice must be in host memory."""
-    return one.data.view(torch.uint8).numpy().reshape(-1).data
+def tensor_bytes(data: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor in host memory as a view."""
+    return data.view(torch.uint8).numpy().reshape(-1).data
 
 
 def in_host_memory(one: KvSlice) -> KvSlice:
-    """Return the slice in host memory, where `slice_bytes` can view it."""
+    """Return the slice in host memory, where `tensor_bytes` can view it."""
     return replace(one, data=one.data.cpu())
 
 

@@ -13,7 +13,7 @@ from gateway.planning.load_target import PolicyBySetting
 from gateway.planning.planner import ScalingPlanner
 from gateway.schemas.admin import ScalingPatch
 from registry.errors import InvalidRecord, RemoteError
-from registry.messages.node import Generate
+from registry.messages.node import Generate, Tokens
 from registry.records.change import FunctionChanged, InstanceChanged
 from registry.records.engine import EngineKind
 from registry.records.function import (
@@ -26,7 +26,8 @@ from registry.records.function import (
 )
 from registry.records.live import InstanceRole, LiveMode, LiveRecord
 from tests.fixtures.control import FakeCluster, ask, make_call, open_cluster
-from tests.fixtures.patience import until
+from tests.fixtures.loading import loading_cluster
+from tests.fixtures.patience import PATIENCE_S, until
 
 PREFILL, DECODE = InstanceRole.PREFILL, InstanceRole.DECODE
 
@@ -86,6 +87,9 @@ async def test_a_call_moves_with_its_kv_cache_after_its_first_token() -> None:
         assert prefill.hand_off and prefill.kv is None
         assert not decode.hand_off and decode.kv is not None and len(decode.generated_ids) == 1
         assert decode.kv.sequence == prefill.request_id
+        (prefetch,) = cluster.nodes["n1"].prefetched
+        assert prefetch.kv == decode.kv and prefetch.tokens == 3
+        assert prefetch.instance_id == decode.instance_id
         stats = cluster.control.stats()
         assert (stats.moved, stats.failovers, stats.held, stats.in_flight) == (1, 0, 0, 0)
 
@@ -140,6 +144,7 @@ async def test_a_call_that_a_decode_instance_rejects_keeps_its_kv_cache() -> Non
     async with open_cluster(3) as cluster:
         version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE, n2=DECODE)
         for node in ("n1", "n2"):
+            cluster.nodes[node].prefetches = False
             cluster.nodes[node].call_errors.append(RemoteError("overloaded", "no"))
         answer = await ask(cluster.control, make_call(version, tokens=6))
         assert answer.ids == tokens_after((1, 2, 3), 6)
@@ -147,6 +152,52 @@ async def test_a_call_that_a_decode_instance_rejects_keeps_its_kv_cache() -> Non
         (decode,) = (*asked(cluster, "n1"), *asked(cluster, "n2"))
         assert decode.kv is not None and decode.kv.sequence == prefill.request_id
         assert cluster.control.stats().in_flight == 0
+
+
+async def test_a_call_goes_where_its_kv_cache_is_fetched_while_its_prompt_runs() -> None:
+    async with open_cluster(3) as cluster:
+        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE, n2=DECODE)
+        cluster.nodes["n0"].token.close()
+        decoding = [cluster.nodes["n1"], cluster.nodes["n2"]]
+        calls = [make_call(version, request_id=f"r{i}", prompt=(i,)) for i in range(4)]
+        tasks = [asyncio.create_task(ask(cluster.control, call)) for call in calls]
+        await until(lambda: sum(len(node.prefetched) for node in decoding) == 4)
+        assert [len(node.prefetched) for node in decoding] == [2, 2], "each has a slot reserved"
+        cluster.nodes["n0"].token.open()
+        answers = await asyncio.gather(*tasks)
+        assert [answer.ids for answer in answers] == [tokens_after((i,), 4) for i in range(4)]
+        for node in decoding:
+            assert [one.kv for one in node.prefetched] == [work.kv for work in node.asked]
+        assert repr(cluster.control.dispatcher.slots) == "<Slots {}>"
+
+
+async def test_a_call_that_is_left_gives_its_reserved_slot_back() -> None:
+    async with open_cluster(2) as cluster:
+        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE)
+        cluster.nodes["n0"].token.close()
+        task = asyncio.create_task(ask(cluster.control, make_call(version)))
+        await until(lambda: bool(cluster.nodes["n1"].prefetched))
+        task.cancel()
+        await asyncio.wait([task])
+        assert repr(cluster.control.dispatcher.slots) == "<Slots {}>"
+        cluster.nodes["n0"].token.open()
+
+
+async def test_a_call_whose_reserved_instance_dies_goes_to_another() -> None:
+    async with open_cluster(3) as cluster:
+        version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE, n2=DECODE)
+        cluster.nodes["n0"].token.close()
+        task = asyncio.create_task(ask(cluster.control, make_call(version, tokens=6)))
+        decoding = [cluster.nodes["n1"], cluster.nodes["n2"]]
+        await until(lambda: any(node.prefetched for node in decoding))
+        (reserved,) = (node for node in decoding if node.prefetched)
+        await reserved.kill()
+        await cluster.control.changes.wait_for(
+            lambda: not any(one.node == reserved.id for one in cluster.control.state_cache.instances())
+        )
+        cluster.nodes["n0"].token.open()
+        assert (await task).ids == tokens_after((1, 2, 3), 6)
+        assert repr(cluster.control.dispatcher.slots) == "<Slots {}>"
 
 
 async def test_a_call_that_a_decode_instance_may_have_fetched_runs_its_prompt_again() -> None:
@@ -192,6 +243,34 @@ async def test_only_the_nodes_own_engine_hands_calls_off() -> None:
     with pytest.raises(InvalidRecord, match="for the engine native, not vllm"):
         check_serving(ServingMode.DISAGGREGATED, EngineKind.VLLM)
     check_serving(ServingMode.COLOCATED, EngineKind.VLLM)
+
+
+async def test_a_pair_runs_prompts_and_hands_its_calls_off() -> None:
+    disaggregated = {"serving": ServingMode.DISAGGREGATED, "policy": ScalingMode.LOAD}
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        loading_cluster(3, live=LiveMode.ZIGZAG, **disaggregated) as live,
+    ):
+        await live.finish("n0", "n1")
+        control, roles = live.control, live.control.state_cache.live.roles
+        await control.changes.wait_for(lambda: len(roles("f", 1)) == 2)
+        live.hold(n2=0b11)
+        (pair,) = await live.until_pipelines(1)
+        assert pair.source is not None and roles("f", 1)[pair.source.instance_id] is PREFILL
+        (decoding,) = {"n0", "n1"} - {pair.source.node}
+        source, ids = live.cluster.nodes[pair.source.node], list[int]()
+        async with control.dispatcher.run(make_call(live.version, tokens=50)) as events:
+            async for event in events:
+                if isinstance(event, Tokens):
+                    ids += event.ids
+                    source.token.close()
+        assert ids == tokens_after((1, 2, 3), 50)
+        assert len(source.pipelines.left) == 1
+        (continued,) = asked(live.cluster, decoding)
+        assert continued.kv is not None and continued.kv.pipeline == pair.pipeline_id
+        assert live.pipelines() == (pair,), "it serves further prompts"
+        assert repr(control.dispatcher.slots) == "<Slots {}>"
+        source.token.open()
 
 
 async def test_no_token_is_lost_or_repeated_through_50_changes_of_roles() -> None:

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 
 from benchmarks.scaleout.profiles import find_profile
 from invoker.emulated.device_clock import DeviceClock, Lateness, WorkQueue
@@ -11,6 +12,7 @@ from invoker.emulated.kv import kv_shape
 from invoker.emulated.profiles import StepLoad
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
+from invoker.engine.kv.export import KvExport, KvRange
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from registry.messages.sampling import Sampling
 from tests.fixtures.emulated import SleepTime
@@ -135,6 +137,27 @@ def test_imported_keys_and_values_save_the_prompt() -> None:
     assert max(time.slept) < PROFILE.step_s(StepLoad(tokens=2, sequences=1, context=410))
     with pytest.raises(InvalidSequence, match="other tokens"):
         second.add(ask("b", [26] * 400, max_tokens=10), kv)
+
+
+def test_keys_and_values_are_exported_in_parts_of_a_step() -> None:
+    time, exports = SleepTime(), list[KvExport]()
+    engine = make(time)
+    engine.add(ask("a", [25] * 400, max_tokens=10))
+    engine.export("a", exports.append)
+    parts: list[list[int]] = []
+    time.on_sleep = lambda: parts.append([part.last for part in _arrived(exports[0])])
+    engine.step()
+    engine.finish_export("a")
+    assert parts == [[], [8], [16], [24]]
+    assert sum(time.slept) == pytest.approx(PROFILE.step_s(StepLoad(tokens=400, sequences=1)))
+    assert torch.equal(exports[0].wait(0.0).data, engine.export_kv("a").data)
+
+
+def _arrived(export: KvExport) -> list[KvRange]:
+    try:
+        return [next(export.arriving(0.0))]
+    except TimeoutError:
+        return []
 
 
 def test_a_cancelled_sequence_has_no_more_output() -> None:

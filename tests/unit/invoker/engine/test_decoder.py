@@ -4,6 +4,7 @@ import copy
 import logging
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from invoker.engine.contract import NewSequence, OutOfKvCache
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.factory import TorchEngineFactory, kv_bytes_needed
+from invoker.engine.kv.export import KvExport, KvRange
 from invoker.engine.paths import LayerPath
 from invoker.engine.scheduling.scheduler import StepPlan
 from invoker.engine.scheduling.sequence_table import InvalidSequence
@@ -164,6 +166,50 @@ def test_sequences_end_for_the_right_reason() -> None:
     assert ends(sequence("a", prompt, max_tokens=5)) == ("length", output[:5])
     assert ends(sequence("a", prompt, output[:4], max_tokens=5)) == ("length", output[4:5])
     assert ends(sequence("a", prompt), context=len(prompt) + 6) == ("length", output[:6])
+
+
+@pytest.mark.parametrize("path", [LayerPath.FUSED, LayerPath.HUGGING_FACE])
+def test_k_and_v_are_exported_layer_by_layer(path: LayerPath) -> None:
+    engine = make_decoder("llama", path=path)
+    prompts = {"a": list(range(1, 31)), "b": list(range(40, 90))}  # in steps of 24 tokens
+    exports: dict[str, KvExport] = {}
+    for name, prompt in prompts.items():
+        engine.add(sequence(name, prompt))
+        engine.export(name, partial(exports.__setitem__, name))
+    engine.add(sequence("c", [5, 6, 7]))
+    seen: list[tuple[int, int]] = []
+    pool = engine._stage.pool
+    while len(exports) < 2 or any(export.is_under_way for export in exports.values()):
+        engine.step()
+        assert pool.on_write is None
+        seen += [part[2:] for export in exports.values() for part in _arrived(export)]
+    for name, export in exports.items():
+        engine.finish_export(name)
+        copied = engine.export_kv(name)
+        tokens = len(prompts[name])
+        assert torch.equal(export.wait(0.0).data, copied.data[:, :, :tokens])
+    assert (0, 24) in seen or (0, 21) in seen, "parts of a prompt are there before its end"
+    with pytest.raises(InvalidSequence, match="does not export"):
+        engine.finish_export("c")
+    engine.close()
+
+
+def test_a_cancelled_sequence_fails_its_export() -> None:
+    engine, exports = make_decoder("llama"), list[KvExport]()
+    engine.add(sequence("a", list(range(1, 60))))
+    engine.export("a", exports.append)
+    engine.step()
+    engine.cancel("a")
+    with pytest.raises(BrokenPipeError, match="the sequence has ended"):
+        exports[0].wait(0.0)
+    engine.close()
+
+
+def _arrived(export: KvExport) -> list[KvRange]:
+    try:
+        return [next(export.arriving(0.0))]
+    except TimeoutError:
+        return []
 
 
 def test_the_whole_kv_cache_is_usable() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
-from invoker.engine.kv.slices import ExportKv, KvSlice
+from invoker.engine.kv.export import ExportKv, KvExport
+from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import UNBILLED, EngineClosed, EngineRunner
 from registry.messages.live import MOVED
 from tests.fixtures.engine import make_decoder, run_all, sequence
@@ -83,21 +84,35 @@ async def test_a_sequence_handed_off_after_its_first_token_continues_the_same(
     request = sequence("r", prompt, **sampling)
     (expected,) = run_all(make_decoder(kind), [request]).values()
     prefill, decode = EngineRunner(make_decoder(kind)), EngineRunner(make_decoder(kind))
-    exported: dict[str, KvSlice] = {}
+    exported: dict[str, KvExport] = {}
     (last,) = await _outputs(prefill, request, export=exported.__setitem__)
     assert (last.token_id, last.finish_reason, last.exported_kv) == (expected[0], MOVED, "r")
-    assert exported["r"].tokens == len(prompt) and prefill.kv_tokens[0] == 0
+    kv = exported["r"].wait(0.0)
+    assert kv.tokens == len(prompt) and prefill.kv_tokens[0] == 0
     moved = sequence("r", prompt, expected[:1], **sampling)
-    continued = await _outputs(decode, moved, [exported["r"]])
+    continued = await _outputs(decode, moved, [kv])
     assert [output.token_id for output in continued] == expected[1:]
     assert continued[0].work == 1, "its prompt was not run again"
     for runner in (prefill, decode):
         await runner.aclose()
 
 
+async def test_k_and_v_are_exported_before_the_prompt_has_run() -> None:
+    runner, exported = EngineRunner(make_decoder("llama", prefill_budget=16)), dict[str, KvExport]()
+    request = sequence("r", list(range(1, 60)), max_tokens=4)
+    async with aclosing(runner.generate(request, UNBILLED, (), exported.__setitem__)) as outputs:
+        first = await anext(outputs)
+        assert (first.token_id, first.finish_reason, first.exported_kv) == (None, "", "r")
+        assert exported["r"].tokens == 59
+        rest = [output async for output in outputs]
+    assert [output.token_id is None for output in rest] == [True, True, True, False]
+    assert rest[-1].exported_kv == "r"
+    await runner.aclose()
+
+
 async def test_a_sequence_that_ends_with_its_first_token_is_not_handed_off() -> None:
     runner = EngineRunner(make_decoder("llama"))
-    exported: dict[str, KvSlice] = {}
+    exported: dict[str, KvExport] = {}
     (last,) = await _outputs(runner, sequence("r", [1, 2], max_tokens=1), export=exported.__setitem__)
     assert last.finish_reason == "length" and not exported
     await runner.aclose()
@@ -105,7 +120,10 @@ async def test_a_sequence_that_ends_with_its_first_token_is_not_handed_off() -> 
 
 async def test_a_sequence_whose_k_and_v_cannot_be_exported_is_handed_off_without() -> None:
     class Unable(FakeEngine):
-        def export_kv(self, request_id: str) -> KvSlice:
+        def export(self, request_id: str, started: object) -> None:
+            return None
+
+        def finish_export(self, request_id: str) -> None:
             raise MemoryError("no memory for a copy")
 
     runner = EngineRunner(Unable())

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from invoker.engine.kv.cache import KvShape
-from invoker.engine.kv.slices import KvSlice, empty_slice, slice_bytes
+from invoker.engine.kv.export import KvExport, KvRange
+from invoker.engine.kv.slices import KvSlice, empty_slice
 from invoker.kv.choice import KvPolicy, PrefillRate
 from invoker.kv.transfer import KvConnector
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.framing import LinkLost
-from invoker.links.kv_link import receive_kv, send_kv
+from invoker.links.kv_link import KV_FRAMES, KvHeader, receive_kv, send_kv
 from invoker.links.link import KEY_FRAMES, SERVICE, StageKey
 from invoker.links.listener import StageListener
 from rdmacast.address import parse_url
@@ -35,6 +36,10 @@ def some_kv(tokens: int = 40, first: int = 2, last: int = 5, seed: int = 0) -> K
     one = empty_slice(SHAPE, first, last, tokens)
     one.data.copy_(torch.randn(one.data.shape, generator=torch.Generator().manual_seed(seed)))
     return one
+
+
+def whole(tokens: int = 40, first: int = 2, last: int = 5, seed: int = 0) -> KvExport:
+    return KvExport.whole(some_kv(tokens, first, last, seed))
 
 
 def same(one: KvSlice, other: KvSlice) -> bool:
@@ -61,8 +66,8 @@ def over_a_link(give: Callable[[socket.socket], None], layers: tuple[int, int], 
 @pytest.mark.parametrize("tokens", [1, 40, 20_000])
 def test_a_slice_comes_as_it_is(tokens: int) -> None:
     one = some_kv(tokens)
-    assert len(slice_bytes(one)) == one.nbytes == 3 * 4 * tokens * 8 * 2
-    assert same(over_a_link(lambda to: send_kv(to, one, PATIENCE_S), (2, 5), tokens), one)
+    assert one.nbytes == 3 * 4 * tokens * 8 * 2
+    assert same(over_a_link(lambda to: send_kv(to, KvExport.whole(one), PATIENCE_S), (2, 5), tokens), one)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_a_slice_comes_as_it_is(tokens: int) -> None:
 def test_what_was_not_asked_for_is_not_taken(layers: tuple[int, int], most: int, text: str) -> None:
     def give(to: socket.socket) -> None:
         try:
-            send_kv(to, some_kv(), PATIENCE_S)
+            send_kv(to, whole(), PATIENCE_S)
         except OSError:
             pass  # nobody reads it
 
@@ -85,7 +90,7 @@ def test_another_models_kv_and_an_early_end_are_refused() -> None:
 
     def other(to: socket.socket) -> None:
         try:
-            send_kv(to, narrow, PATIENCE_S)
+            send_kv(to, KvExport.whole(narrow), PATIENCE_S)
         except OSError:
             pass
 
@@ -96,7 +101,7 @@ def test_another_models_kv_and_an_early_end_are_refused() -> None:
 
 
 async def test_what_is_put_aside_is_taken_once_before_or_after() -> None:
-    exports, one = KvExportBuffer(), some_kv()
+    exports, one = KvExportBuffer(), whole()
     exports.add(key(), one)
     assert exports.nbytes == one.nbytes
     assert await exports.pop(key(), PATIENCE_S) is one
@@ -112,7 +117,7 @@ async def test_what_is_put_aside_is_taken_once_before_or_after() -> None:
 
 
 async def test_a_stage_at_work_is_asked_for_what_is_not_there_yet() -> None:
-    exports, one, asked = KvExportBuffer(), some_kv(), list[str]()
+    exports, one, asked = KvExportBuffer(), whole(), list[str]()
 
     def ask(sequence: str) -> None:
         asked.append(sequence)
@@ -128,7 +133,7 @@ async def test_a_stage_at_work_is_asked_for_what_is_not_there_yet() -> None:
 
 
 async def test_a_shelf_keeps_so_much_for_so_long() -> None:
-    one = some_kv()
+    one = whole()
     exports = KvExportBuffer(max_bytes=2 * one.nbytes)
     for number in range(3):
         exports.add(key(str(number)), one)
@@ -153,7 +158,7 @@ def listener(host: str, secret: Secret = SECRET) -> StageListener:
 async def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> None:
     async with asyncio.timeout(2 * PATIENCE_S), listener(hosts[0]) as here, listener(hosts[1]) as there:
         one, late, own = some_kv(), some_kv(seed=1), some_kv(seed=2)
-        there.exports.add(key(), one)
+        there.exports.add(key(), KvExport.whole(one))
 
         def fetch(sequence: str, url: str, host: str) -> "asyncio.Task[KvSlice]":
             stage = KvStage(link=url, host=host, first=2, last=5)
@@ -162,9 +167,9 @@ async def test_a_door_gives_what_lies_on_its_shelf(hosts: tuple[str, str]) -> No
 
         assert same(await fetch("7", there.url, there.host), one)
         waiting = fetch("8", there.url, there.host)  # asked for before it is there
-        there.exports.add(key("8"), late)
+        there.exports.add(key("8"), KvExport.whole(late))
         assert same(await waiting, late)
-        here.exports.add(key("9"), own)
+        here.exports.add(key("9"), KvExport.whole(own))
         assert await fetch("9", here.url, here.host) is own
         with pytest.raises(LinkLost):
             await fetch("7", "tcp://127.0.0.1:1", "c")
@@ -174,11 +179,114 @@ async def test_a_sequence_moves_from_an_instance_to_another_node() -> None:
     async with asyncio.timeout(2 * PATIENCE_S), listener("a") as here, listener("b") as there:
         source, target = KvConnector(there, KvPolicy.ALWAYS), KvConnector(here, KvPolicy.ALWAYS)
         one = some_kv(first=0, last=SHAPE.layers)
-        await asyncio.to_thread(source.exporter("i1"), "r", one)
+        await asyncio.to_thread(source.exporter("i1"), "r", KvExport.whole(one))
         at = source.location("i1", SHAPE.layers, "r")
         (found,) = await target.load("r", 41, at, SHAPE, PrefillRate())
         assert same(found, one) and target.loaded_tokens == one.tokens
         assert there.exports.nbytes == 0
+
+
+def fill(export: KvExport, one: KvSlice, step: int) -> None:
+    """Export a slice as an engine does: some tokens after the other, each in all layers."""
+    for start in range(0, one.tokens, step):
+        for layer in range(one.first, one.last):
+            export.write(layer, start, one.data[layer - one.first, :, start : start + step])
+
+
+@pytest.mark.parametrize("step", [1, 16, 40])
+def test_an_export_under_way_comes_as_it_is(step: int) -> None:
+    one = some_kv(first=0, last=SHAPE.layers)
+    export = KvExport.empty(SHAPE, 40)
+
+    def give(to: socket.socket) -> None:
+        filling = threading.Thread(target=fill, args=(export, one, step))
+        filling.start()
+        send_kv(to, export, PATIENCE_S)
+        filling.join()
+
+    assert same(over_a_link(give, (0, SHAPE.layers), 40), one)
+
+
+def test_an_export_that_fails_is_not_received() -> None:
+    export = KvExport.empty(SHAPE, 40)
+    export.write(0, 0, some_kv(first=0, last=1).data[0])
+
+    def give(to: socket.socket) -> None:
+        failing = threading.Thread(target=export.fail, args=("the sequence has ended",))
+        failing.start()
+        with pytest.raises(BrokenPipeError, match="the sequence has ended"):
+            send_kv(to, export, PATIENCE_S)
+        failing.join()
+
+    with pytest.raises(LinkLost, match="closed the connection"):
+        over_a_link(give, (0, SHAPE.layers), 40)
+
+
+def test_parts_out_of_turn_are_refused() -> None:
+    def give(*parts: KvRange) -> Callable[[socket.socket], None]:
+        def send(to: socket.socket) -> None:
+            to.sendall(KV_FRAMES.encode(KvHeader(40, 0, SHAPE.layers)))
+            for part in parts:
+                nbytes = (part.last - part.first) * 4 * (part.end - part.start) * 8 * 2
+                to.sendall(bytes(KV_FRAMES.encode(part, nbytes)) + bytes(nbytes))
+
+        return send
+
+    first = KvRange(0, 3, 0, 10)
+    wrong = [
+        (first, first),
+        (first, KvRange(0, 4, 10, 20)),
+        (KvRange(-1, 2, 0, 10),),
+        (KvRange(0, 7, 0, 10),),
+        (KvRange(0, 1, 0, 41),),
+        (KvRange(0, 1, 5, 10),),
+        (KvRange(2, 2, 0, 10),),
+    ]
+    for parts in wrong:
+        with pytest.raises(LinkLost, match="do not come next"):
+            over_a_link(give(*parts), (0, SHAPE.layers), 40)
+
+
+def test_an_export_ignores_what_it_has_and_what_does_not_follow() -> None:
+    one, export = some_kv(first=0, last=SHAPE.layers), KvExport.empty(SHAPE, 40)
+    other = some_kv(first=0, last=SHAPE.layers, seed=1)
+    export.write(0, 10, one.data[0, :, 10:])
+    export.write(0, 0, one.data[0, :, :20])
+    export.write(0, 0, other.data[0, :, :20])
+    assert next(export.arriving(0.0)) == KvRange(0, 1, 0, 20)
+    fill(export, one, 40)
+    export.fail("too late")
+    assert same(export.wait(0.0), one) and not export.is_under_way
+    with pytest.raises(TimeoutError):
+        KvExport.empty(SHAPE, 40).wait(0.0)
+
+
+async def test_k_and_v_come_while_the_prompt_runs() -> None:
+    async with asyncio.timeout(2 * PATIENCE_S), listener("a") as here, listener("b") as there:
+        source, target = KvConnector(there, KvPolicy.ALWAYS), KvConnector(here, KvPolicy.ALWAYS)
+        one, export = some_kv(first=0, last=SHAPE.layers), KvExport.empty(SHAPE, 40)
+        source.exporter("i1")("r", export)
+        at = source.location("i1", SHAPE.layers, "r")
+        target.prefetch(at, 40, SHAPE)
+        target.prefetch(at, 40, SHAPE)
+        await until(lambda: there.exports.nbytes == 0)  # it is being sent
+        await asyncio.to_thread(fill, export, one, 16)
+        (found,) = await target.load("r", 41, at, SHAPE, PrefillRate())
+        assert same(found, one) and target.loaded_tokens == one.tokens
+
+
+async def test_a_prompt_that_does_not_end_well_is_run_again() -> None:
+    async with asyncio.timeout(2 * PATIENCE_S), listener("a") as here, listener("b") as there:
+        source, target = KvConnector(there, KvPolicy.ALWAYS), KvConnector(here, KvPolicy.ALWAYS)
+        export = KvExport.empty(SHAPE, 40)
+        source.exporter("i1")("r", export)
+        at = source.location("i1", SHAPE.layers, "r")
+        target.prefetch(at, 40, SHAPE)
+        await until(lambda: there.exports.nbytes == 0)
+        export.fail("the sequence has ended")
+        assert await target.load("r", 41, at, SHAPE, PrefillRate()) == ()
+        target.prefetch(at, 40, SHAPE)  # which nobody exports
+        await target.aclose()
 
 
 @pytest.mark.parametrize("hosts", [("a", "b"), ("a", "a")], ids=["tcp", "unix"])
@@ -187,7 +295,7 @@ async def test_links_follow_a_rotation_of_the_secret(hosts: tuple[str, str]) -> 
     held = [(SECRET,), (SECRET,)]
 
     async def fetched() -> bool:
-        there.exports.add(key(), one)
+        there.exports.add(key(), KvExport.whole(one))
         stage = KvStage(link=there.url, host=there.host, first=2, last=5)
         return same(await here.fetch_kv(stage, key(), SHAPE, 40, PATIENCE_S), one)
 
@@ -223,6 +331,6 @@ async def test_who_hangs_up_is_in_nobodys_way() -> None:
         link.close()
         await until(lambda: "0 waiters" in repr(there.exports))
         one = some_kv()
-        there.exports.add(key(), one)
+        there.exports.add(key(), KvExport.whole(one))
         stage = KvStage(link=there.url, host=there.host, first=2, last=5)
         assert same(await here.fetch_kv(stage, key(), SHAPE, 40, PATIENCE_S), one)
