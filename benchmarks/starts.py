@@ -1,8 +1,9 @@
 """Measure instance starts from every tier, between two real nodes on virtual hosts of their own.
 
 Packs a random Llama, forks two invokers from a zygote, and in turns starts it cold from disk (its page cache
-is dropped first), cold from the other node's host memory, hot and warm. Beside them are limits measured in
-the same rounds: a read of the file and a transfer over one loopback socket into mapped memory, and a copy
+is dropped first), cold from the other node's host memory, hot and warm. A third node loads it into host
+memory from its disk tier (`disk-tier`). Beside them are limits measured in the same rounds: a read of the
+file, also around the page cache, and a transfer over one loopback socket into mapped memory, and a copy
 within memory. A start's seconds are those of the whole call; `phases_ms` are the node's own medians.
 
 example:
@@ -11,6 +12,8 @@ example:
 
 import asyncio
 import json
+import mmap
+import os
 import socket
 import statistics
 import threading
@@ -26,12 +29,12 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness.arguments import at_least, benchmark_parser
-from benchmarks.harness.forked_cluster import ForkedCluster
+from benchmarks.harness.forked_cluster import PATIENCE_S, ForkedCluster
 from benchmarks.harness.processes import ROOT
 from benchmarks.harness.records import describe_run, recording, timed
 from benchmarks.load.weights import StoredWeights, drop_from_cache, stored
 from registry.channel.client import Channel
-from registry.messages.images import DropImage, ImageHolder
+from registry.messages.images import DropImage, ImageHolder, WarmImage
 from registry.messages.node import (
     InstanceStarted,
     Reply,
@@ -39,13 +42,15 @@ from registry.messages.node import (
     StartInstance,
     StopInstance,
 )
-from registry.records.node import NodeRecord
+from registry.records.change import NodeUp
+from registry.records.node import NodeRecord, Tier
 from registry.redis.state import RedisState
 from registry.state import ClusterConfig
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CHUNK_BYTES = 4 << 20
-KINDS = ("cold-disk", "cold-peer", "hot", "warm")
+KINDS = ("cold-disk", "cold-peer", "hot", "warm", "disk-tier")
+LIMITS = ("limit-copy", "limit-read", "limit-direct", "limit-socket")
 
 
 def start_request(weights: StoredWeights, instance: str, *holders: ImageHolder) -> StartInstance:
@@ -108,6 +113,21 @@ def read_limit(blob: Path, target: np.ndarray) -> float:
     return time.perf_counter() - started_s
 
 
+def direct_limit(blob: Path) -> float:
+    """Time a read of a file around the page cache."""
+    drop_from_cache(blob)
+    nbytes, buffer = blob.stat().st_size, mmap.mmap(-1, CHUNK_BYTES)  # aligned to a page
+    descriptor = os.open(blob, os.O_RDONLY | os.O_DIRECT)
+    try:
+        started_s = time.perf_counter()
+        for offset in range(0, nbytes, CHUNK_BYTES):
+            os.preadv(descriptor, [buffer], offset)
+        return time.perf_counter() - started_s
+    finally:
+        os.close(descriptor)
+        buffer.close()
+
+
 def socket_limit(source: np.ndarray, target: np.ndarray) -> float:
     """Time a transfer over one loopback connection, one thread at each end, without checks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -143,10 +163,10 @@ async def prepare(cluster: ForkedCluster, layers: int) -> StoredWeights:
 
 
 @asynccontextmanager
-async def node(cluster: ForkedCluster, name: str) -> AsyncIterator[ForkedNode]:
+async def node(cluster: ForkedCluster, name: str, *flags: object) -> AsyncIterator[ForkedNode]:
     """Fork a node on a virtual host of its own, and connect to it."""
     memory = ("--gpu-memory", "1GiB", "--host-memory", "1GiB")
-    cluster.start_node(name, f"host-{name}", "--device", "cpu", *memory, "--threads", 1)
+    cluster.start_node(name, f"host-{name}", "--device", "cpu", *memory, "--threads", 1, *flags)
     (record,) = await cluster.registered(name)
     channel = await Channel.connect(record.channel, cluster.secret)
     try:
@@ -161,6 +181,28 @@ async def timed_start(node: ForkedNode, request: StartInstance, expected: str, i
     into.seconds.append(time.perf_counter() - started_s)
     assert isinstance(started, InstanceStarted) and started.start_kind == expected, started
     into.phases_ms.append(dict(started.phases_ms))
+
+
+async def fill_disk_tier(cluster: ForkedCluster, weights: StoredWeights, node: ForkedNode) -> Path:
+    """Return the file in a node's disk tier, which it writes once it has verified the image."""
+    async with RedisState.connect(cluster.redis.url) as state, asyncio.timeout(PATIENCE_S):
+        cursor = (await state.snapshot()).cursor
+        await node.call(WarmImage(image=weights.ref))
+        async for _, change in state.watch(cursor):
+            record = change.record if isinstance(change, NodeUp) else None
+            if record is not None and any(Tier.DISK in one.tiers for one in record.holdings):
+                break
+    (path,) = cluster.folder.glob(f"disk/*/*/{weights.manifest.sha256}")
+    return path
+
+
+async def from_disk_tier(weights: StoredWeights, node: ForkedNode, file: Path, into: StartSamples) -> None:
+    """Load the image into host memory from a node's disk tier."""
+    await node.call(DropImage(image=weights.manifest.sha256, tier="host"))
+    drop_from_cache(file)
+    started_s = time.perf_counter()
+    await node.call(WarmImage(image=weights.ref))
+    into.seconds.append(time.perf_counter() - started_s)
 
 
 async def one_round(
@@ -190,14 +232,22 @@ async def one_round(
 async def measure(
     cluster: ForkedCluster, rounds: int, layers: int
 ) -> tuple[StoredWeights, dict[str, StartSamples]]:
-    samples = {name: StartSamples() for name in (*KINDS, "limit-copy", "limit-read", "limit-socket")}
+    samples = {name: StartSamples() for name in (*KINDS, *LIMITS)}
     weights = await prepare(cluster, layers)
     content = np.fromfile(weights.blob, np.uint8)
     into = np.ones_like(content)
-    async with node(cluster, "n0") as source, node(cluster, "n1") as target:
+    disk = ("--disk-cache", "1GiB", "--disk-cache-dir", cluster.folder / "disk")
+    async with (
+        node(cluster, "n0") as source,
+        node(cluster, "n1") as target,
+        node(cluster, "n2", *disk) as cached,
+    ):
+        file = await fill_disk_tier(cluster, weights, cached)
         for number in range(-1, rounds):
             current = samples if number >= 0 else {name: StartSamples() for name in samples}
             await one_round(number, weights, source, target, current)
+            await from_disk_tier(weights, cached, file, current["disk-tier"])
+            current["limit-direct"].seconds.append(direct_limit(file))
             current["limit-copy"].seconds.append(copy_limit(content, into))
             current["limit-read"].seconds.append(read_limit(weights.blob, into))
             current["limit-socket"].seconds.append(socket_limit(content, into))
@@ -234,7 +284,12 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
     with TemporaryDirectory(prefix="hypercast-starts-") as folder, ForkedCluster(Path(folder)) as cluster:
         weights, samples = asyncio.run(measure(cluster, rounds, layers))
     common = {"rounds": rounds, "bytes": weights.manifest.nbytes, **describe_run("benchmarks.starts")}
-    limits = {"cold-disk": "limit-read", "cold-peer": "limit-socket", "warm": "limit-copy"}
+    limits = {
+        "cold-disk": "limit-read",
+        "cold-peer": "limit-socket",
+        "warm": "limit-copy",
+        "disk-tier": "limit-direct",
+    }
     return [
         record(name, sample, samples[limits[name]] if name in limits else None, common)
         for name, sample in samples.items()

@@ -22,6 +22,8 @@ _MAX_FRESH = 2
 # Prompt tokens of calls without a first token on a paced instance: what its next few steps run. All others
 # wait at the gateway, from where they can also go to an instance that becomes ready meanwhile.
 _MAX_FRESH_TOKENS = 1024
+# In a pair the source runs some 4096 tokens in a turn, which the target has begun, while that begins the next.
+_PAIR_TOKENS = 8192
 _PREFIX_BOUND = 1.25  # times the average calls of an instance
 DEFAULT_CONCURRENCY = 8  # of a replica that reports no limit
 
@@ -148,10 +150,10 @@ class ReplicaSlots:
             if server.runs_in_turns:
                 return True
             factor *= len(server.pipeline.stages)
-        soon = (
-            load.fresh < _MAX_FRESH * factor
-            or load.fresh_tokens + tokens.prompt <= _MAX_FRESH_TOKENS * factor
-        )
+        most_tokens = _MAX_FRESH_TOKENS * factor
+        if isinstance(server, PipelineReplica) and not server.pipeline.is_alone:
+            most_tokens = max(most_tokens, _PAIR_TOKENS)
+        soon = load.fresh < _MAX_FRESH * factor or load.fresh_tokens + tokens.prompt <= most_tokens
         kv_tokens = server.kv_tokens if isinstance(server, InstanceRecord) else 0
         return soon and (not load.calls or not kv_tokens or load.kv_tokens + tokens.kv <= kv_tokens)
 

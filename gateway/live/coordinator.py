@@ -234,7 +234,7 @@ class LiveCoordinator:
         elif group is None:
             model = PipelineModel(head_first=load.head_first, max_concurrency=start.max_concurrency)
             group = self._groups[key] = LiveGroup(layers, model, _pipeline_id)
-        self._carry_out(key, group.add(start.node, start.instance_id, load.group))
+        self._carry_out(key, group.add(start.node, start.instance_id, load.group, load.place))
         if load.held:
             self._carry_out(key, group.on_layers(start.node, start.instance_id, load.held))
         return group

@@ -10,6 +10,7 @@ from functools import reduce
 from math import inf
 from operator import or_
 from statistics import median_low
+from typing import NamedTuple
 
 from gateway.cluster.link_estimates import LinkEstimates
 from gateway.live.assembler import AssemblerSettings
@@ -40,7 +41,8 @@ class ModelLoad:
     """The load of a model by one start.
 
     `group` identifies the block order in which the image arrives, and `offset` where in the model that order
-    begins, as a fraction of its cost (None: unknown). A load from the node's own host memory, whose order can
+    begins, as a fraction of its cost (None: unknown). `place` is the node's in its sub-group, the source's is
+    0: the last one passes least on. A load from the node's own host memory, whose order can
     be chosen, is one of `warm_loads`; of others that is 0. `single_order`: one host holds the model and sends
     it to all others in one block order. `progress` is the fraction transferred so far, `held` the bitfield of
     complete layers of `layers` (None: not read yet).
@@ -48,6 +50,7 @@ class ModelLoad:
 
     start: StartAction
     group: int
+    place: int = 0
     warm_loads: int = 0
     offset: float | None = None
     single_order: bool = False
@@ -62,18 +65,19 @@ def model_loads(
 ) -> tuple[ModelLoad, ...]:
     """Return the loads of starts that are made together, beside loads that began at `offsets`."""
     cold = {start.instance_id: _sub_group(start.cast, start.node) for start in starts}
-    parts = {group / groups for group, groups in filter(None, cold.values())}
+    parts = {found.number / found.groups for found in filter(None, cold.values())}
     warm = [start.instance_id for start in starts if _is_warm(start, nodes)]
     holding = {node.host for start in starts for node in nodes.values() if _holds(node, start.version.image)}
     places = warm_places(len(warm), {*offsets, *parts}, casts=max(1, len(holding)))
     own = dict(zip(warm, places, strict=True))
-    one_order = all(groups == 1 for _, groups in filter(None, cold.values()))
+    one_order = all(found.groups == 1 for found in filter(None, cold.values()))
     single_order = len(holding) == 1 and len(warm) <= 1 and one_order
     found = []
     for number, start in enumerate(starts):
         of_cast = cold[start.instance_id]
         if of_cast is not None:
-            found.append(ModelLoad(start=start, group=of_cast[0], offset=of_cast[0] / of_cast[1]))
+            offset = of_cast.number / of_cast.groups
+            found.append(ModelLoad(start=start, group=of_cast.number, place=of_cast.place, offset=offset))
         elif start.instance_id in own:
             offset = own[start.instance_id]
             found.append(ModelLoad(start=start, group=_OWN - number, warm_loads=len(warm), offset=offset))
@@ -295,14 +299,23 @@ def _holds(node: NodeRecord, image: str | None) -> bool:
     return any(one.image == image and Tier.HOST in one.tiers for one in node.holdings)
 
 
-def _sub_group(cast: CastRecord | None, node: str) -> tuple[int, int] | None:
-    """Return the node's sub-group of the cast and the number of sub-groups; None where it is in none."""
+class _SubGroup(NamedTuple):
+    """A node's place in its sub-group of a cast, the number of that, and how many there are."""
+
+    place: int
+    number: int
+    groups: int
+
+
+def _sub_group(cast: CastRecord | None, node: str) -> _SubGroup | None:
+    """Return the node's sub-group of the cast; None where it is in none."""
     if cast is None:
         return None
     names = [member.node for member in cast.members[: cast.planned]]
     groups = subgroups(CastShape(nodes=cast.planned, sources=cast.sources, blocks=1))
     busy = [group for group in groups if len(group) > 1]
     for number, group in enumerate(busy):
-        if node in {names[member] for member in group}:
-            return number, len(busy)
+        members = [names[member] for member in group]
+        if node in members:
+            return _SubGroup(members.index(node), number, len(busy))
     return None

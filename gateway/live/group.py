@@ -86,8 +86,8 @@ class LiveGroup:
     def is_over(self) -> bool:
         return not self._instances
 
-    def add(self, node: str, instance_id: str, group: int) -> tuple[LiveGroupAction, ...]:
-        """Add an instance that starts to load."""
+    def add(self, node: str, instance_id: str, group: int, place: int = 0) -> tuple[LiveGroupAction, ...]:
+        """Add an instance that starts to load; its place in the sub-group does not matter."""
         actions = self._remove(node, "it restarted") if node in self._instances else ()
         self._instances[node] = instance_id
         return (*actions, *self._apply([LoadStarted(node=node, group=group)]))

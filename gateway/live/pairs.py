@@ -34,6 +34,7 @@ class _PairTarget:
 
     node: str
     instance_id: str
+    place: int = 0  # in its sub-group of the cast
     layers: int = 0
     pair: LivePipeline | None = None
     failed: bool = False
@@ -75,10 +76,10 @@ class PairGroup:
     def is_over(self) -> bool:
         return not self._targets
 
-    def add(self, node: str, instance_id: str, group: int) -> tuple[PairAction, ...]:
+    def add(self, node: str, instance_id: str, group: int, place: int = 0) -> tuple[PairAction, ...]:
         """Add an instance that starts to load; its block order (`group`) does not matter."""
         actions = tuple(self._end(node, "it restarted"))
-        self._targets[node] = _PairTarget(node, instance_id)
+        self._targets[node] = _PairTarget(node, instance_id, place)
         return (*actions, *self._pair())
 
     def on_layers(self, node: str, instance_id: str, layers: int) -> tuple[PairAction, ...]:
@@ -138,27 +139,41 @@ class PairGroup:
             yield _close(target.pair, reason)
 
     def _pair(self) -> Iterator[PairAction]:
-        """Pair free targets, most layers first, with free sources or with themselves."""
-        able = sorted(filter(self._can_help, self._targets.values()), key=lambda one: -one.layers)
-        held = [f"{one.node} holds {one.layers} of {self._layers} layers" for one in able]
+        """Pair free targets with free sources or with themselves.
+
+        The last ones of a chain go first, also if others have a layer before them: nothing that they compute
+        takes bandwidth from what others wait for (BlitzScale §5.2). Of equals the one with most layers does.
+        """
         if self._alone:
-            for target, reason in zip(able, held, strict=True):
+            for target in filter(self._can_help, self._targets.values()):
                 target.pair = self._new_pair(target)
-                yield StartPipeline(pipeline=target.pair, reason=f"{reason} for layer-wise prefill")
+                yield StartPipeline(
+                    pipeline=target.pair, reason=f"{self._held(target)} for layer-wise prefill"
+                )
             return
         paired = [one.pair for one in self._targets.values() if one.pair is not None]
         busy = {stage.instance_id for pair in paired for stage in pair.stages}
         free = [one for one in self._sources if one not in busy and one not in self._refused]
-        for target, source, reason in zip(able, free, held, strict=False):
+        waiting = [one for one in self._targets.values() if self._may_help(one)]
+        waiting.sort(key=lambda one: (one.place, one.layers), reverse=True)
+        able = [one for one in waiting[: len(free)] if one.layers]
+        for target, source in zip(able, free, strict=False):
             target.pair = self._new_pair(target, source)
-            yield StartPipeline(pipeline=target.pair, reason=f"{reason} to help {self._sources[source]}")
+            reason = f"{self._held(target)} to help {self._sources[source]}"
+            yield StartPipeline(pipeline=target.pair, reason=reason)
+
+    def _held(self, target: _PairTarget) -> str:
+        return f"{target.node} holds {target.layers} of {self._layers} layers"
 
     def _can_help(self, target: _PairTarget) -> bool:
-        if target.pair is not None or target.failed:
-            return False
-        if self._alone:
-            return target.layers >= self._layers * (_ADMIT_LATE if self._has_room else ADMIT)
-        return target.layers > 0 and target.instance_id not in self._sources  # its ready event is to arrive
+        """Return whether a node that is alone can admit calls."""
+        enough = self._layers * (_ADMIT_LATE if self._has_room else ADMIT)
+        return target.pair is None and not target.failed and target.layers >= enough
+
+    def _may_help(self, target: _PairTarget) -> bool:
+        """Return whether a target is free to help a source, once it has a layer."""
+        is_free = target.pair is None and not target.failed
+        return is_free and target.instance_id not in self._sources  # its ready event is to arrive
 
     def _updated(self, target: _PairTarget) -> Iterator[PairAction]:
         """Publish a higher rate of the pair."""

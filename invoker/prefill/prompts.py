@@ -16,7 +16,7 @@ from invoker.links.framing import LinkLost
 class PairPrompt:
     """The outcome of a prefill by the pair: `kv` for the engine, or `moved`.
 
-    Without K and V the engine runs the whole prompt, and `occupies` the source meanwhile.
+    Without K and V the engine runs the whole prompt. It `occupies` the source until the first token.
     """
 
     kv: tuple[KvSlice, ...] = ()

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from dataclasses import replace
 from enum import Enum, auto
 
 import torch
@@ -20,14 +21,14 @@ from invoker.prefill.frames import (
     encode,
     pair_reader,
 )
-from invoker.prefill.layers import FAULTS, LayerChain, LoadedLayers, PromptChunk
+from invoker.prefill.layers import CHUNK_TOKENS, FAULTS, LayerChain, LayerRun, LoadedLayers, PromptChunk
 from invoker.prefill.prompts import PairPrompt, PrefillJob, WaitingPrompt, received_slice
 
 log = logging.getLogger("invoker.stages")
 
 
 class SourceState(Enum):
-    """What the source does; it takes the oldest prompt while it is FREE.
+    """What the source does; it takes the oldest prompts while it is FREE.
 
     LOADING ends when the instance is ready, each other state in FREE.
     """
@@ -35,12 +36,14 @@ class SourceState(Enum):
     LOADING = auto()  # it has no engine yet
     FREE = auto()
     REQUESTED = auto()  # it waits for a prompt of the target
-    RUNNING = auto()  # it runs the layers that the target has not run
-    OCCUPIED = auto()  # its engine runs a whole prompt, until the first token
+    OCCUPIED = auto()  # its engine runs a whole prompt, or the last tokens of a turn's, until the first token
 
 
 class SourceThread(WireThread[PairMessage]):
     """The source's thread; `_add`, `_drop`, `_vacate` and `_set_ready` are submitted to it.
+
+    It takes turns with the engine, which decodes between two of them: a turn runs as many prompts as take
+    about as long as a step of the engine.
 
     `pages` is the number of KV pages in each of the target's layers. A node that is its own target has it as
     `own`, whose chain is the source's too.
@@ -64,7 +67,7 @@ class SourceThread(WireThread[PairMessage]):
         self._waiting: dict[str, WaitingPrompt] = {}  # oldest first
         self._state = SourceState.FREE if own is None else SourceState.LOADING
         self._occupant = ""  # the prompt that the engine runs, if OCCUPIED
-        self._job: PrefillJob | None = None  # if RUNNING
+        self._jobs: list[PrefillJob] = []  # taken from the target
         self._found: list[tuple[WaitingPrompt, PairPrompt]] = []  # to be handed over
         self.prefilled_prompts = 0  # handed to the engine with K and V
 
@@ -72,8 +75,8 @@ class SourceThread(WireThread[PairMessage]):
         self._on_wake()
         self._take_next()
         self._offer()
-        if self._job is not None:
-            self._run_chunk(self._job)
+        if self._jobs and self._state is SourceState.FREE:
+            self._run_turn()
             return True
         self._hand_over()
         return self._own is not None and self._own.run_chunk()
@@ -94,9 +97,9 @@ class SourceThread(WireThread[PairMessage]):
 
     def _on_end(self) -> None:
         self._chain.release_calls()
-        waiting = [*self._waiting.values(), *([self._job.prompt] if self._job is not None else [])]
+        waiting = [*self._waiting.values(), *(job.prompt for job in self._jobs)]
         self._waiting.clear()
-        self._job = None
+        self._jobs.clear()
         if self._state is not SourceState.LOADING:  # else `fail` resolves them
             self._found += [(prompt, PairPrompt()) for prompt in waiting]
         self._hand_over()
@@ -127,16 +130,18 @@ class SourceThread(WireThread[PairMessage]):
                 self._own.drop(name)
             else:
                 self._wire.send(encode(PromptDrop(name)))
-        if self._job is not None and self._job.prompt.name == name:
-            self._finish_job(self._job)
+        for job in [job for job in self._jobs if job.prompt.name == name]:
+            self._finish_job(job)
 
     def _take_next(self) -> None:
-        """Start the oldest prompt if the source is free: take it from the target if it was offered.
+        """Take the oldest prompts for a turn if the source is free, from the target if they were offered.
 
         A node that is its own target leaves none to it: all that have not started run in the engine together.
         """
-        while self._waiting and self._state is SourceState.FREE:
+        while self._waiting and self._state is SourceState.FREE and self._turn_tokens < CHUNK_TOKENS:
             first = next(iter(self._waiting.values()))
+            if self._jobs and not (first.offered and self._has_room(first)):
+                return
             if not first.offered:
                 self._run_in_engine(self._waiting.pop(first.name))
             elif self._own is None:
@@ -154,7 +159,7 @@ class SourceThread(WireThread[PairMessage]):
         job = PrefillJob(prompt, layers, hidden, kv)
         if layers:
             self._chain.enter(name, prompt.sequence.request_id)
-            self._job, self._state = job, SourceState.RUNNING
+            self._jobs.append(job)
         else:
             self._finish_job(job)
             self._run_in_engine(prompt)
@@ -182,30 +187,79 @@ class SourceThread(WireThread[PairMessage]):
                 offer = PromptOffer(prompt.name, call, tokens)
                 self._wire.send(encode(offer), ids.view(torch.uint8).numpy().data)
 
-    def _run_chunk(self, job: PrefillJob) -> None:
-        """Run the next tokens of a prompt through the other layers; hand it to the engine at the end."""
-        prompt, chain, total = job.prompt, self._chain, len(job.prompt.tokens)
-        kv: tuple[KvSlice, ...] = ()
+    @property
+    def _turn_tokens(self) -> float:
+        """The tokens of the taken prompts, each by the share of the layers that it has left.
+
+        At least a half: the target would have nothing left to run meanwhile.
+        """
+        return sum((len(job.prompt.tokens) - job.done) * self._share(job) for job in self._jobs)
+
+    def _has_room(self, prompt: WaitingPrompt) -> bool:
+        """Return whether the layers here have KV pages for another prompt of this turn."""
+        return prompt.pages + sum(job.prompt.pages for job in self._jobs) <= self._chain.pages
+
+    def _share(self, job: PrefillJob) -> float:
+        return max(0.5, 1 - job.layers / len(self._chain))
+
+    def _run_turn(self) -> None:
+        """Run the taken prompts through their other layers, in parts if they are long.
+
+        Those that are done are handed to the engine together.
+        """
+        turn: list[tuple[PrefillJob, PromptChunk]] = []
+        left, count = float(CHUNK_TOKENS), len(self._chain)
+        for job in self._jobs:
+            if left <= 0:
+                break
+            total = len(job.prompt.tokens)
+            chunk = PromptChunk.after(job.prompt.name, job.done, total)
+            if job.layers == count:  # nothing is left to run
+                chunk = replace(chunk, count=total - job.done)
+            turn.append((job, chunk))
+            left -= chunk.count * self._share(job)
+        parts = [
+            LayerRun(job.layers, count, chunk, job.hidden[chunk.start : chunk.start + chunk.count])
+            for job, chunk in turn
+            if job.layers < count
+        ]
         try:
-            if job.layers < len(chain):
-                chunk = PromptChunk.after(prompt.name, job.done, total)
-                chain.run(job.layers, len(chain), chunk, job.hidden[chunk.start : chunk.start + chunk.count])
-                job.done += chunk.count
-            else:
-                job.done = total
-            if job.done == total:
-                kv = self._slices(job)
+            if parts:
+                self._chain.run(parts)
         except LinkLost:
             raise
-        except FAULTS as error:  # the engine may have room for it
-            log.info("prompt left to the engine: %r", error)
-            self._finish_job(job)
-            self._run_in_engine(prompt)
+        except FAULTS as error:
+            for job, _ in turn:
+                self._leave_to_engine(job, error)
             return
-        if kv:
-            self._finish_job(job)
-            self.prefilled_prompts += 1
-            self._found.append((prompt, PairPrompt(kv=kv)))
+        for job, chunk in turn:
+            job.done += chunk.count
+            if job.done == len(job.prompt.tokens):
+                self._complete(job)
+        if self._found and self._own is None:
+            # Their first tokens come before the next turn.
+            prompt, found = self._found[-1]
+            self._found[-1] = prompt, replace(found, occupies=True)
+            self._state, self._occupant = SourceState.OCCUPIED, prompt.name
+        self._hand_over()
+
+    def _complete(self, job: PrefillJob) -> None:
+        try:
+            kv = self._slices(job)
+        except LinkLost:
+            raise
+        except FAULTS as error:
+            self._leave_to_engine(job, error)
+            return
+        self._finish_job(job)
+        self.prefilled_prompts += 1
+        self._found.append((job.prompt, PairPrompt(kv=kv)))
+
+    def _leave_to_engine(self, job: PrefillJob, error: Exception) -> None:
+        """Have the engine run a prompt, for which it may have room."""
+        log.info("prompt left to the engine: %r", error)
+        self._finish_job(job)
+        self._run_in_engine(job.prompt)
 
     def _slices(self, job: PrefillJob) -> tuple[KvSlice, ...]:
         """Return K and V of all layers: the target's, and those of the chain here."""
@@ -216,6 +270,7 @@ class SourceThread(WireThread[PairMessage]):
         return (received_slice(job, own), *own)
 
     def _finish_job(self, job: PrefillJob) -> None:
-        self._job, self._state = None, SourceState.FREE
+        if job in self._jobs:
+            self._jobs.remove(job)
         self._free_pages += job.prompt.pages
         self._chain.drop(job.prompt.name)

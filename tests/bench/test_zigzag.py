@@ -1,35 +1,40 @@
-"""What the benchmark of pairs makes of the ends of requests."""
+"""What the benchmark of pairs makes of the times at which prompts have been run."""
 
 import pytest
 
 from benchmarks.scaleout.scenarios import emulated_device
-from benchmarks.zigzag import LoadTimeline, parse, record_of
+from benchmarks.zigzag import LoadTimes, PromptTimes, gain, parse, record_of, theory
 
 
-def test_a_rate_is_from_one_end_to_another() -> None:
-    seen = LoadTimeline(ends_s=[1.0, 3.0, 5.0, 6.0, 20.0])
-    assert seen.rate(0.0, 5.5) == 0.5
-    assert seen.rate(4.0, 6.5) == 1.0
-    assert seen.rate(6.0, 10.0) == seen.rate(30.0, 40.0) == 0.0
+def test_the_own_rate_is_without_the_first_requests() -> None:
+    seen = PromptTimes(ends=[(1.0, 900), (2.0, 900), (4.0, 900), (5.0, 100), (9.0, 300), (7.0, 200)])
+    assert seen.own_rate() == 600 / 5
+    assert seen.tokens(4.0, 7.0) == 1000
 
 
-def test_the_gain_is_that_of_the_loads_third_quarter() -> None:
-    args = parse(["--slower", "10", "--own", "4"])
-    alone = LoadTimeline(ends_s=[1.0 + 2 * place for place in range(9)])
-    helped = LoadTimeline(
-        ends_s=[*(2.0 * place for place in range(21)), *(40.0 + place for place in range(1, 41))],
-        kinds=["live"] * 61,
-        started_s=0.0,
-        ready_s=80.0,
-    )
-    record = record_of(alone, helped, args)
-    assert record["own_per_s"] == 5.0 and record["load_s"] == 8.0
-    assert record["gain"] == 2.0 and record["live"] == 61 and record["failed"] == []
-    assert record["gain_by_part"] == [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]
+def test_the_gain_is_over_all_loads() -> None:
+    seen = PromptTimes(ends=[(second + 0.5, 100) for second in range(20)])
+    seen.ends += [(second + 0.5, 100) for second in range(4, 8)]
+    loads = [LoadTimes(started_s=0.0, ready_s=8.0), LoadTimes(started_s=10.0, ready_s=18.0)]
+    assert gain(seen, loads[:1], 100.0, 0.5, 1.0) == 2.0
+    assert gain(seen, loads[:1], 100.0, 0.0, 0.5) == 1.0
+    assert gain(seen, loads, 100.0, 0.5, 1.0) == 1.5
+    args = parse(["--slower", "10"])
+    record = record_of(seen, loads, 100.0, args)
+    assert (record["own_per_s"], record["load_s"], record["second_half"]) == (1000.0, 0.8, 1.5)
+    assert record["gain_by_part"] == [1.0] * 4 + [1.5] * 4
+
+
+def test_in_theory_the_loaded_layers_are_saved_up_to_a_half() -> None:
+    assert theory(0.0, 1 / 8) == pytest.approx(1.068, abs=1e-3)
+    assert theory(3 / 8, 0.5) == pytest.approx(1.785, abs=1e-3)
+    assert theory(0.5, 0.75) == theory(7 / 8, 1.0) == 2.0
+    assert theory(0.25, 0.75) == pytest.approx((theory(0.25, 0.5) + 2.0) / 2)
 
 
 def test_the_device_is_as_slow_as_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert str(emulated_device(parse(["--slower", "5"]))) == "emulated:h800/1000/5"
+    args = parse(["--slower", "5", "--prompt-tokens", "100,20"])
+    assert str(emulated_device(args)) == "emulated:h800/1000/5" and args.prompt_tokens == (100, 20)
     with pytest.raises(SystemExit):
         parse(["--emulated", "tpu"])
     assert "is no profile" in capsys.readouterr().err

@@ -81,6 +81,22 @@ def test_each_is_in_one_pair_and_the_rest_wait() -> None:
     assert second.stages[1].instance_id == "n1"  # which helped before
 
 
+def test_the_last_of_a_chain_helps() -> None:
+    pairs = made({"s": "n0"})
+    for place in (1, 2, 3):
+        assert pairs.add(f"n{place}", f"n{place}", 0, place) == ()
+    assert pairs.on_layers("n1", "n1", 0b11) == pairs.on_layers("n2", "n2", 0b1) == ()
+    assert opened(pairs.on_layers("n3", "n3", 0b1)).stages[0].node == "n3"
+    (more,) = pairs.set_ready({"s": "n0", "r": "n4"})
+    assert isinstance(more, StartPipeline) and more.pipeline.stages[0].node == "n2"
+    pairs = made({"s": "n0"})
+    pairs.add("n1", "n1", 0, 1)
+    pairs.add("n2", "n2", 0, 2)
+    assert pairs.on_layers("n1", "n1", 0b1) == ()
+    (instead,) = pairs.remove("n2", "n2", "stopped")
+    assert isinstance(instead, StartPipeline) and instead.pipeline.stages[0].node == "n1"
+
+
 def test_a_lost_source_is_replaced() -> None:
     pairs = made({"s": "n0"}, n2="t")
     pair = opened(pairs.on_layers("n2", "t", 0b1))
