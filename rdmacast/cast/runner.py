@@ -10,7 +10,8 @@ from types import MappingProxyType
 from rdmacast.aio.shielded import join_shielded
 from rdmacast.bitfield import Bitfield
 from rdmacast.cast.block_reads import BlockReads, ReceivedBlock
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.replanner import Replanner
 from rdmacast.cast.report import CastReport, CastTally, lost_blocks
 from rdmacast.cast.session import Session, SessionState

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from rdmacast.bitfield import Bitfield
-from rdmacast.cast.watch_link import RegionWatch, RegionWatcher
+from rdmacast.cast.region_watcher import RegionWatcher
+from rdmacast.cast.watch_link import RegionWatch
 from rdmacast.errors import CastError, RegionGone
 from rdmacast.server.bitfield_source import WholeSource
 from rdmacast.server.region import GrowingRegion
