@@ -203,8 +203,9 @@ async def test_a_cast_over_prepared_links_opens_no_connection(kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_kept_link_that_broke_unnoticed_costs_no_source(kind: str) -> None:
-    """Of a pull, which leaves a source after one failed read."""
-    async with make_rig(kind, 2, planner="chain", settings=replace(PATIENT, max_failures=1)) as rig:
+    """As in a pull: the node reads several blocks at once, and leaves a source after one failed read."""
+    settings = replace(PATIENT, max_failures=1)
+    async with make_rig(kind, 2, planner="chain", settings=settings, tier="host") as rig:
         kept = KeptLinks()
         links = CastLinks(
             connector=Connector("n1", [TcpTransport(SECRET, settings=LINK)], kept=kept),
