@@ -11,11 +11,15 @@ from rdmacast.bitfield import Bitfield
 from rdmacast.cast.links import CastLinks
 from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.errors import LinkClosed, RegionGone
+from rdmacast.fakes.nixl import MemoryNixl
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Link, PeerAddress
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.kept_links import KeptLinks
+from rdmacast.transports.nixl.exporter import NixlExporter
+from rdmacast.transports.nixl.node import NixlNode
+from rdmacast.transports.nixl.transport import NixlTransport
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
 from tests.fixtures.cast import CONTENT, LINK, PATIENT, SECRET, make_rig, no_faults
@@ -96,6 +100,16 @@ async def test_links_that_hold_files_are_not_kept() -> None:
         links = connector(kept := KeptLinks())
         await links.prepare(server.address)
         assert not len(kept)
+
+
+async def test_links_that_hold_handles_of_regions_are_not_kept() -> None:
+    network = MemoryNixl()
+    with NixlNode(network) as here, NixlNode(network) as there:
+        async with no_faults(), RegionServer(SECRET, host="there", exporters=[NixlExporter(there)]) as server:
+            server.publish("image", GrowingRegion(memoryview(CONTENT), complete=True))
+            links = Connector("here", [NixlTransport(SECRET, here)], kept=(kept := KeptLinks()))
+            await read(links, server.address)
+            assert not len(kept)
 
 
 async def test_the_oldest_of_too_many_links_is_closed() -> None:
