@@ -29,8 +29,9 @@ class CastLinks:
         async def connect(peer: PeerAddress) -> None:
             async with turns:
                 try:
-                    await self.connector.prepare(peer)
+                    # First: a peer without the best transport is read over another one, and watched as ever.
                     await self.watcher.prepare(peer)
+                    await self.connector.prepare(peer)
                 except CastError as error:
                     logger.info("%s: no link was prepared: %s", peer.url, error)
 

@@ -143,8 +143,8 @@ class WatchLink(CastProtocol):
             case Have():
                 if (watch := self._watch_of(frame.id)) is not None:
                     watch.on_bitfield(frame.bitfield, frame.answers)
-            case Replan():
-                if (watch := self._watch_of(frame.id)) is not None and watch.on_verdict is not None:
+            case Replan():  # it may have been sent just after the end of its watch
+                if (watch := self._watches.get(frame.id)) is not None and watch.on_verdict is not None:
                     watch.on_verdict(frame.verdict)
             case Error():
                 watch = self._watch_of(frame.id)

@@ -215,6 +215,17 @@ async def test_a_cast_over_prepared_links_opens_no_connection(kind: str) -> None
         await links.aclose()
 
 
+async def test_a_peer_without_the_best_transport_is_prepared_to_be_watched() -> None:
+    async with served() as server:
+        links = CastLinks(
+            connector=Connector("here", [TcpTransport(SECRET)], require="verbs", kept=KeptLinks()),
+            watcher=RegionWatcher(SECRET, settings=LINK, keeps=True),
+        )
+        await links.prepare([server.address])
+        assert repr(server).endswith("1 links)") and "1 connections" in repr(links.watcher)
+        await links.aclose()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_kept_link_that_broke_unnoticed_costs_no_source(kind: str) -> None:
     """As in a pull: the node reads several blocks at once, and leaves a source after one failed read."""
