@@ -159,7 +159,7 @@ def test_of_mpi_the_best_algorithm_counts(crew: Crew) -> None:
     assert best["algorithms"] == {"9: ring": 2.0, "2: chain": 5.0}
 
 
-def test_the_links_record_and_the_picture(crew: Crew, tmp_path: Path) -> None:
+def test_the_link_has_a_record_and_all_are_drawn(crew: Crew, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     copies = [LinkMeasurement(nbytes=4 * MIB, seconds=seconds) for seconds in (1.0, 1.1, 1.2)]
     link = link_record(copies, setting())
