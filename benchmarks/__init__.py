@@ -28,6 +28,7 @@
 - `starts`: starts of an instance from every tier
 - `tables`: writes the documents' figures from `results`
 - `testbed`: several hosts on one machine
+- `topology`: casts over leaf switches with an over-subscribed spine
 - `trace`: GPU time, latency and SLO on a bursty trace, by way of scaling out
 - `trace_sim`: the same for a day at a thousand nodes, simulated
 - `zigzag`: an overloaded instance helped by a loading node

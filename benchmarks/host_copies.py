@@ -26,7 +26,7 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.harness.arguments import at_least, benchmark_parser, positive, say
+from benchmarks.harness.arguments import UNLIMITED, at_least, benchmark_parser, positive, say
 from benchmarks.harness.local_platform import (
     PLATFORM_FAILURES,
     LocalPlatform,
@@ -41,7 +41,7 @@ from benchmarks.trace.watch import UsageMonitor, UsageSample
 
 _NAME = "served"
 _TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
-_CONTENDERS = {"hypercast": (), "all-copies": ("--served-copies", "1024GiB")}
+_CONTENDERS = {"hypercast": (), "all-copies": ("--served-copies", UNLIMITED)}
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.05
 _CALL_EVERY_S = 0.5
@@ -69,16 +69,16 @@ def _run(name: str, platform: LocalPlatform, model: Path, args: argparse.Namespa
     with UsageMonitor(f"unix://{platform.data / 'redis.sock'}") as monitor:
         for turn in range(args.rounds):
             _leave_one_copy(platform, monitor, nbytes)
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             platform.command("scale", _NAME, "--instances", str(args.nodes), "--wait")
-            seconds.append(time.monotonic() - begun_s)
+            seconds.append(time.monotonic() - started_s)
             say(f"{name}: start {turn + 1} of {args.rounds} took {seconds[-1]:.2f} s")
         with _calls(platform) as answered:
-            ends_s = begun_s + 60 * args.minutes
+            ends_s = started_s + 60 * args.minutes
             while (left_s := ends_s - time.monotonic()) > 0:
                 say(f"{name}: {left_s:.0f} s left, {monitor.samples[-1].host_bytes / nbytes:.1f} host copies")
                 time.sleep(min(left_s, 10.0))
-    copies = mean_copies(monitor.samples, nbytes, begun_s, ends_s)
+    copies = mean_copies(monitor.samples, nbytes, started_s, ends_s)
     figures = {"mean_copies": copies, "limit_copies": 1.0, "calls": len(answered)}
     return timed(name, {**common, "image_bytes": nbytes}, seconds, **figures)
 
@@ -106,7 +106,7 @@ def _leave_one_copy(platform: LocalPlatform, monitor: UsageMonitor, nbytes: int)
 
 def _on_accelerators(platform: LocalPlatform) -> bool:
     nodes: list[dict[str, Any]] = platform.json("nodes")
-    return any(tiers["gpu"] for tiers in (node["tiers"] for node in nodes))
+    return any(node["tiers"]["gpu"] for node in nodes)
 
 
 @contextmanager
@@ -125,9 +125,9 @@ def _calls(platform: LocalPlatform) -> Iterator[list[float]]:
         try:
             with httpx2.Client(base_url=platform.url, headers=headers, timeout=_PATIENCE_S) as client:
                 while not stop.wait(_CALL_EVERY_S):
-                    begun_s = time.monotonic()
+                    started_s = time.monotonic()
                     client.post("/v1/completions", json=body).raise_for_status()
-                    took.append(time.monotonic() - begun_s)
+                    took.append(time.monotonic() - started_s)
         except httpx2.HTTPError as error:
             failures.append(error)
 

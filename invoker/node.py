@@ -32,7 +32,7 @@ from invoker.metering.meter import GpuMeter
 from invoker.serving import compute, forward, generate, generate_by, invoke_handler, prefetch_kv
 from invoker.settings import Settings
 from rdmacast.aio.threads import run_in_thread
-from rdmacast.cast.hooks import CastLinks
+from rdmacast.cast.links import CastLinks
 from rdmacast.errors import CastError
 from rdmacast.link_rate import LinkRate
 from rdmacast.transport import PeerAddress

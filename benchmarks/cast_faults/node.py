@@ -38,10 +38,11 @@ from benchmarks.harness.crew_messages import MemberHello
 from benchmarks.multicast.copies import mismatched_units
 from benchmarks.multicast.node import cast_spec, pull_faults
 from benchmarks.multicast.rank import make_image
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.links import CastLinks
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.spec import CastSpec
-from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.pacer import Pacer
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Transport

@@ -10,6 +10,8 @@ from typing import TypeVar
 from registry.errors import InvalidRecord
 from registry.units.sizes import parse_rate, parse_size
 
+UNLIMITED = "1024TiB"  # as the size of an option: more than any host has
+
 T = TypeVar("T")
 
 

@@ -67,7 +67,7 @@ from rdmacast.plan.planners.automatic import choose_planner, default_link_facts,
 from rdmacast.plan.planners.catalog import PLANNERS
 
 AUTO = "auto"
-FRESH = "fresh"
+KEPT, FRESH = "kept", "fresh"
 _TRIPS = 5
 
 
@@ -87,7 +87,7 @@ def on_links(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> li
         turns = take_turns(
             contenders, args.size, args.repeat, patience_s, lambda: testbed.link_rate(0, 1, args.size)
         )
-    limit_s = min(copy.seconds for copy in turns.copies)
+    limit_s = turns.fastest_copy_s
     links = {"rate_bytes_s": args.rate, "mtu": shape.mtu, "burst_bytes": shape.burst_bytes, **common}
     setting = RunSetting(nodes=nodes, nbytes=args.size, limit_s=limit_s, slow=slow, common=links)
     return [link_record(turns.copies, setting, round_trip_s), *records(turns, setting)]
@@ -119,22 +119,25 @@ def hypercast_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> It
             continue
         suffix = f"-{FRESH}" if links == FRESH else ""
         if planner == AUTO:
-            usual = default_link_facts(
-                "tcp"
-            )  # includes the cost of request, check and announcement of a block
+            # With the cost of request, check and announcement of a block.
+            usual = default_link_facts("tcp")
             facts = replace(usual, bytes_per_s=args.rate, latency_s=args.latency, restart_s=args.restart)
             chosen = choose_planner(nodes=nodes, sources=sources, nbytes=args.size, facts=facts)
             task = task_of(args, chosen.planner, chosen.blocks, sources, links)
             yield MulticastContender(AUTO + suffix, crew, nodes, task, reason=chosen.reason)
             continue
-        for blocks in args.blocks if planner not in COPIES else (1,):
+        for blocks in args.blocks:
             task = task_of(args, planner, blocks, sources, links)
             yield MulticastContender(planner + suffix, crew, nodes, task)
 
 
-def task_of(
-    args: argparse.Namespace, planner: str, blocks: int, sources: int, links: str = "kept"
-) -> MulticastTask:
+def copy_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> Iterator[MulticastContender]:
+    """Yield plain copies, which have no planner, blocks or links to choose."""
+    for name in COPIES:
+        yield MulticastContender(name, crew, nodes, task_of(args, name, blocks=1, sources=1, links=KEPT))
+
+
+def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int, links: str) -> MulticastTask:
     in_slots = (
         not args.loose and args.transport == "tcp" and uses_slots(planner, args.size / blocks, args.rate)
     )
@@ -151,14 +154,14 @@ def task_of(
 
 def in_memory(nodes: int, args: argparse.Namespace, common: dict[str, Any]) -> list[dict[str, Any]]:
     """Run nodes of one host, beside copies by as many processes. Raises CrewError, DigestMismatch."""
-    args = argparse.Namespace(**{**vars(args), "planner": [*args.planner, *COPIES], "sources": [1]})
+    args = argparse.Namespace(**{**vars(args), "sources": [1]})
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder(Path(tempfile.gettempdir())))
         images = stack.enter_context(scratch_folder(Path("/dev/shm")))
         processes = stack.enter_context(Processes())
         stack.enter_context(print_logs_on_error(folder))
         crew = stack.enter_context(multicast_ours.on_this_host(processes, nodes, folder, images))
-        contenders = list(hypercast_contenders(crew, nodes, args))
+        contenders = [*hypercast_contenders(crew, nodes, args), *copy_contenders(crew, nodes, args)]
         turns = take_turns(contenders, args.size, args.repeat, 600.0, None)
     limit_s = min(
         statistics.median(run.seconds for run in runs)
@@ -199,8 +202,8 @@ def add_cast_options(parser: argparse.ArgumentParser) -> None:
     add("--planner", type=some_of(planners), default="binomial,chain,tree", help=f"of {', '.join(planners)}")
     add("--blocks", type=comma_list(at_least(1)), default="128", help="blocks per cast, such as 64,128")
     add("--loose", action="store_true", help="let pipelines of coarse blocks run ahead of their steps")
-    links = some_of(("kept", FRESH))
-    add("--links", type=links, default="kept", help="kept: open between casts; fresh: opened by each cast")
+    links = some_of((KEPT, FRESH))
+    add("--links", type=links, default=KEPT, help="kept: open between casts; fresh: opened by each cast")
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
     add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
     add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")

@@ -32,13 +32,14 @@ from benchmarks.multicast.messages import (
     block_bytes,
 )
 from benchmarks.multicast.rank import Bytes, ImageBuffer
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.record import NO_TIER, CastMember, CastPlan
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.cast.report import CastReport
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
-from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import PeerAddress

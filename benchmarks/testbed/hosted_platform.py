@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
+from benchmarks.harness.arguments import UNLIMITED
 from benchmarks.harness.crew import Process, running_crew
 from benchmarks.harness.crew_messages import CrewMessage, CrewProtocol
 from benchmarks.harness.forked_cluster import ForkedCluster
@@ -22,7 +23,6 @@ from cli.errors import CliError
 from cli.options import connect
 
 PORT = 8080
-_ALL_BYTES = 1 << 50
 _PATIENCE_S = 300.0
 _PAUSE_S = 0.1
 
@@ -47,7 +47,7 @@ class TestbedPlatform:
         self._testbed = testbed
         self._gateway_flags = ["--cast-planner", planner] if planner else []
         if served_copies:
-            self._gateway_flags += ["--served-copies", f"{_ALL_BYTES}B"]
+            self._gateway_flags += ["--served-copies", UNLIMITED]
         self._stack = ExitStack()
         self._shm = Path()
         self.cluster = ForkedCluster(folder)

@@ -26,7 +26,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ from benchmarks.harness.records import Record, Recording, chosen, describe_run, 
 from benchmarks.multicast import ours
 from benchmarks.multicast.messages import MulticastTask
 from benchmarks.multicast.records import RunSetting, record
-from benchmarks.multicast.run import CastImage, CastRun, DigestMismatch, MulticastContender
-from benchmarks.multicast.turns import SEED, WARM_UP_PART, print_logs_on_error
+from benchmarks.multicast.run import CastRun, DigestMismatch, MulticastContender
+from benchmarks.multicast.turns import print_logs_on_error, take_turns
 from benchmarks.testbed.network import Testbed, TestbedError
 from benchmarks.testbed.plan import LinkShape, Spine
 from rdmacast.plan.planners.automatic import choose_planner, default_link_facts, uses_slots
@@ -46,15 +46,6 @@ from rdmacast.plan.planners.catalog import PLANNERS
 from rdmacast.plan.topology import NodeTopology
 
 _WINDOW = 3  # blocks that a node pulls concurrently
-
-
-@dataclass(slots=True)
-class _Measured:
-    """A contender with its runs, and the bytes that each sent to the spine."""
-
-    contender: MulticastContender
-    runs: list[CastRun] = field(default_factory=list)
-    spine_bytes: list[int] = field(default_factory=list)
 
 
 def measure(args: argparse.Namespace, out: Recording) -> None:
@@ -67,16 +58,24 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
         stack.enter_context(print_logs_on_error(folder))
         say(f"{args.nodes} nodes under {args.leaves} leaf switches: starting processes")
         crew = stack.enter_context(ours.on_hosts(testbed, args.nodes, folder))
-        measured = [_Measured(one) for one in contenders(crew, args, leaf_of)]
-        limit_s = _take_turns(measured, testbed, args)
+        patience_s = 60.0 + 2 * args.nodes * args.size / min(args.rate, args.spine_rate)
+        turns = take_turns(
+            list(contenders(crew, args, leaf_of)),
+            args.size,
+            args.repeat,
+            patience_s,
+            lambda: testbed.link_rate(0, 1, args.size),
+            testbed.spine_bytes,
+        )
     common = {
         "bytes": args.size,
         "leaf_of": list(leaf_of),
         **chosen(args, "leaves", "rate", "spine_rate", "repeat", "seed"),
         **describe_run("benchmarks.topology"),
     }
-    setting = RunSetting(nodes=args.nodes, nbytes=args.size, limit_s=limit_s, common=common)
-    out.add(*(_record(one, setting) for one in measured))
+    setting = RunSetting(nodes=args.nodes, nbytes=args.size, limit_s=turns.fastest_copy_s, common=common)
+    each = zip(turns.contenders, turns.runs, turns.counts, strict=True)
+    out.add(*(_record(contender, runs, sent, setting) for contender, runs, sent in each))
 
 
 def draw_leaves(nodes: int, leaves: int, seed: int) -> tuple[int, ...]:
@@ -93,13 +92,13 @@ def draw_leaves(nodes: int, leaves: int, seed: int) -> tuple[int, ...]:
 
 def contenders(crew: Crew, args: argparse.Namespace, leaf_of: Sequence[int]) -> Iterator[MulticastContender]:
     """Return ours with leaves and without, then the other planners without."""
-    sites = [NodeTopology(leaf=f"leaf-{leaf}") for leaf in leaf_of]
+    sites = tuple(NodeTopology(leaf=f"leaf-{leaf}") for leaf in leaf_of)
     facts = replace(default_link_facts("tcp"), bytes_per_s=args.rate)
-    for name, known in (("hypercast", sites), ("topology-blind", None)):
+    for name, known in (("hypercast", sites), ("topology-blind", ())):
         choice = choose_planner(
             nodes=args.nodes, sources=args.sources, nbytes=args.size, facts=facts, sites=known
         )
-        leaves = [] if known is None else [site.leaf for site in known]
+        leaves = [site.leaf for site in known]
         task = _task(args, choice.planner, choice.blocks, leaves)
         yield MulticastContender(name, crew, args.nodes, task, reason=choice.reason)
     for planner in args.rivals:
@@ -118,32 +117,13 @@ def _task(args: argparse.Namespace, planner: str, blocks: int, leaves: list[str]
     )
 
 
-def _take_turns(measured: Sequence[_Measured], testbed: Testbed, args: argparse.Namespace) -> float:
-    """Run each contender once a turn, after a short uncounted one; return the fastest plain copy's time."""
-    short = CastImage.make(max(1, args.size // WARM_UP_PART), SEED)
-    whole, copies = CastImage.make(args.size, SEED), []
-    patience_s = 60.0 + 2 * args.nodes * args.size / min(args.rate, args.spine_rate)
-    for turn in range(-1, args.repeat):
-        if turn >= 0:
-            copies.append(testbed.link_rate(0, 1, args.size).seconds)
-        for number, one in enumerate(measured):
-            sent = testbed.spine_bytes()
-            run = one.contender.run(short if turn < 0 else whole, f"{turn}-{number}", patience_s)
-            sent = testbed.spine_bytes() - sent
-            if turn >= 0:
-                one.runs.append(run)
-                one.spine_bytes.append(sent)
-            stage = f"turn {turn + 1} of {args.repeat}" if turn >= 0 else "warming up"
-            say(f"{stage}: {one.contender.title} {run.seconds:.3f} s, {sent / 1e6:.0f} MB over the spine")
-    return min(copies)
-
-
-def _record(one: _Measured, setting: RunSetting) -> Record:
-    row = record(one.contender, one.runs, setting)
-    sent = int(statistics.median(one.spine_bytes))
-    task = one.contender.task
-    assert task is not None
-    row["params"]["planner"] = task.planner
+def _record(
+    contender: MulticastContender, runs: Sequence[CastRun], spine_bytes: Sequence[int], setting: RunSetting
+) -> Record:
+    row = record(contender, runs, setting)
+    sent = int(statistics.median(spine_bytes))
+    assert contender.task is not None
+    row["params"]["planner"] = contender.task.planner
     return {**row, "spine_bytes": sent, "spine_copies": sent / setting.nbytes}
 
 

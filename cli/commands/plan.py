@@ -156,7 +156,7 @@ def _plan(
     if size is None or facts is None:
         raise UsageError("--planner automatic needs --size and --rate")
     decision = choose_planner(
-        nodes=nodes, sources=sources, nbytes=size, facts=facts, blocks=blocks, sites=sites or None
+        nodes=nodes, sources=sources, nbytes=size, facts=facts, blocks=blocks, sites=sites
     )
     note(decision.reason)
     return decision.plan(nodes, holders)

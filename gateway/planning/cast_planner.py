@@ -291,7 +291,7 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: LinkEs
         decision = choose_planner(
             nodes=len(nodes), sources=sources, nbytes=nbytes, facts=facts, sites=sites, blocks=blocks
         )
-    known = None if is_flat(sites) else decision.sites
+    known = () if is_flat(sites) else decision.sites
     return replace(decision, sites=known, reason=f"{decision.reason} ({links.summary})")
 
 

@@ -8,8 +8,8 @@ from invoker.links.listener import StageListener
 from invoker.loading.transports import CastTransports, make_connector, open_transports
 from invoker.memory.arena import Arena
 from rdmacast.address import TcpAddress
-from rdmacast.cast.hooks import CastLinks
-from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.cast.links import CastLinks
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.server.region_server import RegionServer
 
 

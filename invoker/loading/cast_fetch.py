@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from invoker.base.counters import Counters
 from invoker.base.errors import InvokerError
 from invoker.loading.partial_image import PartialImage
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
 from rdmacast.cast.limits import STALL_S, silence_s, window_s
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.pull import pull_settings, pull_spec
 from rdmacast.cast.record import CastMember, CastPlan
 from rdmacast.cast.report import CastReport

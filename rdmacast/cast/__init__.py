@@ -2,12 +2,14 @@
 
 - `block_reads`: reads and checks of blocks
 - `have_requests`: HAVE requests without a reply
-- `hooks`: a cast's links and block hooks
+- `hooks`: hooks of the caller for each block
 - `limits`: time limits
+- `links`: links to the other nodes
 - `pending_pulls`: pulls that have not ended
 - `pull`: a cast with one target
 - `pull_log`: durations for reports
 - `record`: what all nodes know of a cast
+- `region_watcher`: connections for watches of any peer
 - `replanner`: plans around slow nodes
 - `report`: results and faults
 - `runner`: a session driven by links, watches and clock
@@ -17,6 +19,6 @@
 - `session_plan`: its planned sources
 - `session_settings`: its limits
 - `spec`: a cast as its nodes run it
-- `watch_link`: a watch of a peer's region
+- `watch_link`: watches of one peer's regions
 - `watches`: all watches of a cast
 """

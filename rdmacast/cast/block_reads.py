@@ -29,7 +29,7 @@ class ReceivedBlock:
 
 
 class BlockReads:
-    """The reads of one cast; leaving it closes their links."""
+    """The reads of one cast; leaving it returns their links to the connector, which closes or keeps them."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BlockReads:
     ) -> ReceivedBlock:
         """Fill the block's place in the buffer, in its slot if it has one.
 
-        Raises CastError (PeerUnreachable if there is no link), and what the hooks raise.
+        Raises CastError (PeerUnreachable if no connection could be opened), and what the hooks raise.
         """
         offset, nbytes = self._spec.extent(block)
         into, prepare = self._buffer[offset : offset + nbytes], self._hooks.prepare
@@ -72,7 +72,7 @@ class BlockReads:
             try:
                 link = await self._links.get(source)
                 damaged = await self._read_over(link, offset, into, on_start, slot)
-                self._links.prove(source)
+                self._links.confirm(link)
                 return ReceivedBlock(link.transport, damaged)
             except NotShared as error:
                 if link is None:
@@ -80,11 +80,12 @@ class BlockReads:
                 logger.info("%s; trying another transport", error)
                 self._links.avoid(source, link)
             except CastError as error:
-                if isinstance(error, LinkClosed) and self._links.may_renew(source, link):
+                is_closed = isinstance(error, LinkClosed)
+                if link is not None and is_closed and self._links.drop_if_stale(source, link):
                     continue
                 if link is not None or not self._spec.is_pull:  # a pull dials each source once
                     self._links.forget(source, link)
-                if link is None and isinstance(error, LinkClosed):
+                if link is None and is_closed:
                     raise PeerUnreachable(str(error)) from error
                 raise
 

@@ -1,51 +1,13 @@
-"""What a cast uses from its caller: links to the other nodes, and hooks for each block."""
+"""The hooks of a cast's caller for each block."""
 
-import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from rdmacast.cast.watch_link import Watcher
-from rdmacast.errors import CastError
-from rdmacast.transport import Check, PeerAddress
-from rdmacast.transports.connector import Connector
-
-logger = logging.getLogger(__name__)
-
-_MAX_PREPARING = 8  # connections that are opened at once
+from rdmacast.transport import Check
 
 OnBlock = Callable[[int, int], None]
 Prepare = Callable[[int, int], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CastLinks:
-    """How a node reads blocks from the others, and follows what they hold."""
-
-    connector: Connector
-    watcher: Watcher
-
-    async def prepare(self, peers: Sequence[PeerAddress]) -> None:
-        """Connect to peers before a cast needs them; one that cannot be reached is left out."""
-        turns = asyncio.Semaphore(_MAX_PREPARING)
-
-        async def connect(peer: PeerAddress) -> None:
-            async with turns:
-                try:
-                    await self.connector.prepare(peer)
-                    await self.watcher.prepare(peer)
-                except CastError as error:
-                    logger.info("%s: no link was prepared: %s", peer.url, error)
-
-        async with asyncio.TaskGroup() as group:
-            for peer in peers:
-                group.create_task(connect(peer))
-
-    async def aclose(self) -> None:
-        """Close the connections that are kept."""
-        await self.connector.aclose()
-        await self.watcher.aclose()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

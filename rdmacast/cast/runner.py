@@ -10,7 +10,8 @@ from types import MappingProxyType
 from rdmacast.aio.shielded import join_shielded
 from rdmacast.bitfield import Bitfield
 from rdmacast.cast.block_reads import BlockReads, ReceivedBlock
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.replanner import Replanner
 from rdmacast.cast.report import CastReport, CastTally, lost_blocks
 from rdmacast.cast.session import Session, SessionState
@@ -100,7 +101,7 @@ class Cast:
 
         Raises BlocksLost, which names the blocks that no node can serve, and what the hooks raise. Blocks
         that `on_block` reported stay valid. When this ends, also by cancellation, nothing writes into the
-        buffer any more, and no task, timer or connection of the cast is left.
+        buffer any more, and no task, timer or connection of the cast is left but those that `links` keeps.
         """
         loop = asyncio.get_running_loop()
         self._started_s, self._ended = loop.time(), loop.create_future()
@@ -295,8 +296,8 @@ class Cast:
             self._tally.failed += 1
             self._failures[peer] = str(error) or type(error).__name__
             self._step(lambda now_s: self._session.on_failed(pull.number, now_s))
-            # No watch of a presumed holder reports its loss.
-            if isinstance(error, PeerUnreachable) and self._is_presumed(pull.source):
+            is_lost = pull.source in self._session.lost_peers
+            if isinstance(error, PeerUnreachable) and self._is_unwatched_holder(pull.source) and not is_lost:
                 self._on_peer_lost(pull.source, error, None)
         elif error is not None:
             self._end_with(error)
@@ -305,8 +306,8 @@ class Cast:
         else:
             self._step(partial(self._on_arrived, pull, task.result().transport))
 
-    def _is_presumed(self, peer: int) -> bool:
-        """Return whether the peer was taken to hold everything, and has reported nothing since."""
+    def _is_unwatched_holder(self, peer: int) -> bool:
+        """Return whether the peer was taken to hold everything, and no watch is open to report its loss."""
         return peer in self._spec.holders and not self._watches.is_open(peer)
 
     def _on_damaged(self, pull: StartPull, arrived: ReceivedBlock) -> None:

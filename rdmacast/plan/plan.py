@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rdmacast.errors import PlanError
-from rdmacast.plan.topology import NodeTopology
-from rdmacast.plan.transfers import Ints, Transfers
+from rdmacast.plan.topology import NodeTopology, domains_of
+from rdmacast.plan.transfers import Ints, Transfers, ints
 
 MAX_NODES = 1 << 16
 MAX_BLOCKS = 1 << 16
@@ -25,7 +25,8 @@ class CastShape:
 
     Where several sources make several block orders, these begin at some of the `borders`, if any are given:
     ascending blocks in each of which a unit begins that is useful only as a whole, such as a layer.
-    `sites` is the topology of the nodes, empty where they are alike; planners of chains use it.
+    `sites` is the topology of the nodes, empty where they are alike; planners of chains use it. A transfer
+    inside a scale-up domain (of nodes joined by NVLink, for example) uses no port of the network.
     """
 
     nodes: int
@@ -71,16 +72,13 @@ class TransferPlan:
     """The transfers of one cast, sorted by step.
 
     `groups` are the sub-groups (chains, for chain planners): the source of each first, then its targets in
-    the planner's order. `domains` numbers each node's scale-up domain (nodes joined by NVLink, for
-    example): a transfer inside one uses no port of the network. With `whole` a target sends nothing before
-    it holds everything.
+    the planner's order. With `whole` a target sends nothing before it holds everything.
     """
 
     planner: str
     shape: CastShape
     groups: tuple[tuple[int, ...], ...]
     transfers: Transfers
-    domains: Ints | None = None
     whole: bool = False
     steps: int = field(init=False)
 
@@ -110,9 +108,11 @@ class TransferPlan:
 
     def is_local(self) -> NDArray[np.bool_]:
         """Return a mask of the transfers that stay inside a scale-up domain."""
-        if self.domains is None:
-            return np.zeros(len(self.transfers), dtype=np.bool_)
-        return np.asarray(self.domains[self.transfers.source] == self.domains[self.transfers.target])
+        sites, moved = self.shape.sites, self.transfers
+        if not sites:
+            return np.zeros(len(moved), dtype=np.bool_)
+        domains = ints(domains_of(sites))
+        return np.asarray(domains[moved.source] == domains[moved.target])
 
     def receives(self, node: int) -> Transfers:
         """Return what a node pulls, in order: all that it needs of the plan."""
@@ -140,8 +140,6 @@ def _check_groups(plan: TransferPlan) -> None:
     shape = plan.shape
     if sorted(node for group in plan.groups for node in group) != list(range(shape.nodes)):
         raise PlanError("the groups of the plan do not hold each node once")
-    if plan.domains is not None and len(plan.domains) != shape.nodes:
-        raise PlanError("the plan does not name each node's scale-up domain")
 
 
 def _check_numbers(plan: TransferPlan) -> None:

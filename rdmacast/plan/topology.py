@@ -1,7 +1,7 @@
 """The topology of the nodes in the network, as planners use it (pure)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,11 @@ def leaves_of(sites: Sequence[NodeTopology]) -> int:
 def is_flat(sites: Sequence[NodeTopology]) -> bool:
     """Return whether all nodes are under one leaf switch, and no two in one scale-up domain."""
     return leaves_of(sites) <= 1 and len(set(domains_of(sites))) == len(sites)
+
+
+def without_rates(sites: Sequence[NodeTopology]) -> tuple[NodeTopology, ...]:
+    """Return the topology of the nodes as if their ports had one rate."""
+    return tuple(replace(site, bytes_per_s=1.0) for site in sites)
 
 
 def near_of(node: int, others: Sequence[int], sites: Sequence[NodeTopology]) -> list[int]:

@@ -55,15 +55,12 @@ class Connector:
         peer.
         """
         logger.info("reading from %s over %s: %s", peer.url, choice.transport, choice.reason)
-        if self._kept is None:
-            async with self._transports[choice.transport].connect(peer) as link:
-                yield link
-            return
-        link, stack = self._kept.take(peer, choice.transport) or await self._open(peer, choice)
+        kept = self._kept.take(peer, choice.transport) if self._kept is not None else None
+        link, stack = kept or await self._open(peer, choice)
         try:
             yield link
         finally:
-            if link.is_reusable:
+            if self._kept is not None and link.is_reusable:
                 self._kept.put(peer, link, stack)
             else:
                 await stack.aclose()
@@ -100,7 +97,7 @@ class PeerLinks:
         self._links: dict[int, Link] = {}
         self._refused: dict[int, CastError] = {}
         self._without: dict[int, dict[str, str]] = {}
-        self._unproven: set[int] = set()  # with a kept link that has served nothing yet
+        self._unproven: set[Link] = set()  # kept links that have served nothing yet
         self.choices: dict[str, TransportChoice] = {}
 
     async def get(self, source: int) -> Link:
@@ -124,40 +121,46 @@ class PeerLinks:
         without = self._without.setdefault(source, {})
         while True:
             choice = self._connector.choose(peer, without)
-            if self._connector.has_kept(peer, choice):
-                self._unproven.add(source)
+            is_kept = self._connector.has_kept(peer, choice)
             try:
                 link = await self._stack.enter_async_context(self._connector.connect(peer, choice))
                 break
             except NoTransport as error:
                 logger.warning("%s: no %s: %s", peer.url, choice.transport, error)
                 without[choice.transport] = str(error)
+        if is_kept:
+            self._unproven.add(link)
         self.choices[peer.url] = choice
         return link
 
-    def prove(self, source: int) -> None:
-        """Note that the link to a source has served."""
-        self._unproven.discard(source)
+    def confirm(self, link: Link) -> None:
+        """Note that a link has served a read."""
+        self._unproven.discard(link)
 
-    def may_renew(self, source: int, link: Link | None) -> bool:
-        """Drop a kept link that failed before it served anything: it broke unnoticed, and not by this use.
+    def drop_if_stale(self, source: int, link: Link) -> bool:
+        """Drop a kept link that closed before it served any read: it broke unnoticed, and not by this use.
 
-        Returns whether it was such a link, so that another one should be tried.
+        Returns whether it was such a link, for each of its reads: they should be sent over another one.
         """
-        if link is None or source not in self._unproven:
+        if link not in self._unproven:
             return False
-        self._unproven.discard(source)
-        self.forget(source, link)
+        self._drop(source, link)
         return True
 
     def forget(self, source: int, link: Link | None = None) -> None:
         """Drop a link that has failed, or a failed connect: the next call connects again."""
         self._refused.pop(source, None)
-        if link is not None and self._links.get(source) is link:
-            del self._links[source]
+        if link is not None:
+            self._drop(source, link)
 
     def avoid(self, source: int, link: Link) -> None:
         """Drop a link that cannot serve the region: the next call connects by another transport."""
-        if self._links.get(source) is link:
-            del self._links[source]
+        if self._drop(source, link):
             self._without.setdefault(source, {})[link.transport] = "it cannot serve this region"
+
+    def _drop(self, source: int, link: Link) -> bool:
+        """Drop the link to a source; returns False if another read has dropped it before."""
+        if self._links.get(source) is not link:
+            return False
+        del self._links[source]
+        return True

@@ -21,10 +21,6 @@ class QueuedLink(ControlledLink):
     def received_bytes(self) -> int:
         return self._reads.received_bytes - self._before
 
-    @property
-    def is_reusable(self) -> bool:
-        return self._link.is_idle
-
     async def aclose(self) -> None:
         self._reads.close(LinkClosed("the link was closed"))
         await super().aclose()

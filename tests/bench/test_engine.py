@@ -36,7 +36,7 @@ def test_a_random_model_is_the_same_to_engine_and_transformers(config: PreTraine
     assert all(0 < first < ours.seconds for first in ours.first_s)
 
 
-def test_the_records_of_the_benchmark() -> None:
+def test_each_contender_and_batch_has_a_record() -> None:
     args = parse(["--batch", "1,2", "--prompt", "4", "--tokens", "5", "--rounds", "1", "--links", "off"])
     rows = run(args, CONFIGS["llama"])
     figures = [

@@ -14,6 +14,7 @@ from benchmarks.harness.crew_messages import MemberHello, encode
 from benchmarks.harness.processor import ProcessorTimes
 from benchmarks.harness.records import Recording
 from benchmarks.multicast import command as multicast
+from benchmarks.multicast.copies import COPIES
 from benchmarks.multicast.messages import (
     PROTOCOL,
     CastFinished,
@@ -158,7 +159,7 @@ def test_of_mpi_the_best_algorithm_counts(crew: Crew) -> None:
     assert best["algorithms"] == {"9: ring": 2.0, "2: chain": 5.0}
 
 
-def test_the_links_record_and_the_picture(crew: Crew, tmp_path: Path) -> None:
+def test_the_link_has_a_record_and_all_are_drawn(crew: Crew, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     copies = [LinkMeasurement(nbytes=4 * MIB, seconds=seconds) for seconds in (1.0, 1.1, 1.2)]
     link = link_record(copies, setting())
@@ -220,11 +221,17 @@ def test_casts_over_links_are_measured_and_checked() -> None:
 
 
 def test_casts_in_shared_memory_are_measured_beside_copies() -> None:
-    options = "--transport shm --nodes 3 --size 2MiB --planner chain --blocks 4 --repeat 1"
+    options = "--transport shm --nodes 3 --size 2MiB --planner chain --blocks 4 --repeat 1 --links kept,fresh"
     args = multicast.parse(shlex.split(options))
     out = Recording()
     multicast.measure(args, out)
     rows = out.records
-    assert [row["name"] for row in rows] == ["chain", "copy", "copy-checked", "read-checked"]
-    assert set(rows[0]["transports"]) == {"shm"}
-    assert min(row["ratio_to_limit"] for row in rows[2:]) == 1.0
+    assert [row["name"] for row in rows] == ["chain", "chain-fresh", "copy", "copy-checked", "read-checked"]
+    assert all(set(row["transports"]) == {"shm"} for row in rows[:2])
+    assert min(row["ratio_to_limit"] for row in rows[3:]) == 1.0
+
+
+def test_plain_copies_are_the_limit_of_fresh_links_too(crew: Crew) -> None:
+    args = multicast.parse(["--transport", "shm", "--planner", "chain", "--links", "fresh"])
+    assert [one.name for one in multicast.hypercast_contenders(crew, 3, args)] == ["chain-fresh"]
+    assert [one.name for one in multicast.copy_contenders(crew, 3, args)] == list(COPIES)

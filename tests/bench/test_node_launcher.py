@@ -9,7 +9,7 @@ from benchmarks.harness.rival_nodes import GroupWatcher
 from invoker.base.counters import Counters
 from invoker.loading.cast_fetch import CastContext
 from invoker.loading.loader import LoadSources
-from rdmacast.cast.hooks import CastLinks
+from rdmacast.cast.links import CastLinks
 from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport, MemoryWatcher
 from rdmacast.transports.connector import Connector
 from registry.clock import FakeClock

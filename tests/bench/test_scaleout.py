@@ -111,7 +111,7 @@ def test_first_tokens_are_named_by_where_they_came_from() -> None:
     assert first_token_of(waits, "hot") is None
 
 
-def test_records_and_their_picture(tmp_path: Path) -> None:
+def test_records_are_made_and_drawn(tmp_path: Path) -> None:
     args = scaleout.parse(["--nodes", "4", "--requests", "2"])
     (scenario,) = scenarios(args, tmp_path)
     runs = [
@@ -191,7 +191,7 @@ def test_what_makes_no_sense_is_refused(argv: list[str]) -> None:
         scaleout.parse(argv)
 
 
-def test_prompts_events_and_faults() -> None:
+def test_prompts_differ_and_wrong_tokens_are_found() -> None:
     assert len(prompt_of(3, 512, 32_000)) == 512
     assert prompt_of(3, 512, 32_000) != prompt_of(4, 512, 32_000)
     assert max(prompt_of(49, 4000, 32_000)) < 32_000 and max(prompt_of(49, 4000, 500)) < 500

@@ -206,7 +206,7 @@ def test_each_request_is_in_one_group_of_its_rate(rates: list[int], runs: int) -
         assert (group["from_per_s"] or 0) <= (group["ttft_p50_s"] or 0) <= (group["to_per_s"] or 0)
 
 
-def test_records_and_their_picture(tmp_path: Path) -> None:
+def test_records_are_made_and_drawn(tmp_path: Path) -> None:
     args = command.parse(["--trace", "azure-code", "--nodes", "4", "--modes", "hypercast,fixed-full"])
     scenario, facts = scenario_of(args)
     runs = {name: [run_at(), run_at()] for name in args.modes}

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rdmacast.bitfield import MAX_BLOCKS, Bitfield
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.record import CastMember
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
-from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.errors import CastError
 from rdmacast.protocol import wire
 from rdmacast.server.region import GrowingRegion

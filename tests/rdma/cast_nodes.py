@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from rdmacast.cast.hooks import BlockHooks, CastLinks
+from rdmacast.cast.hooks import BlockHooks
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.record import CastMember, CastPlan
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.cast.runner import Cast
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
-from rdmacast.cast.watch_link import RegionWatcher
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import PeerAddress

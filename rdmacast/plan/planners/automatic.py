@@ -14,7 +14,7 @@ from rdmacast.plan.plan import CastShape, TransferPlan
 from rdmacast.plan.planners.catalog import BINOMIAL, CHAIN, MULTI_CHAIN, PLANNERS, TransferPlanner
 from rdmacast.plan.planners.edge import with_edge
 from rdmacast.plan.planners.multi_chain import Chains, chains_of
-from rdmacast.plan.topology import NodeTopology, is_flat, leaves_of
+from rdmacast.plan.topology import NodeTopology, is_flat, leaves_of, without_rates
 from rdmacast.protocol.pull_report import MAX_SLOW
 
 # Two units of checksums. A block costs the processors of its nodes as much as 0.4 MB do.
@@ -70,7 +70,7 @@ class PlannerChoice:
     """The planner and block count to use, the predicted duration, and the reason in one line.
 
     With `in_slots` blocks should arrive one at a time, in the order of the plan's steps. `sites` describe
-    the nodes to the planner; None where they are alike. The plan is for the nodes that are not at the
+    the nodes to the planner, empty where they are alike. The plan is for the nodes that are not at the
     `edge`: those are slow, and take what the others have.
     """
 
@@ -78,12 +78,12 @@ class PlannerChoice:
     blocks: int
     predicted_s: float
     reason: str
-    sites: tuple[NodeTopology, ...] | None = None
+    sites: tuple[NodeTopology, ...] = ()
     edge: tuple[int, ...] = ()
     in_slots: bool = False
 
     def plan(self, nodes: int, sources: tuple[int, ...]) -> TransferPlan:
-        shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks, sites=self.sites or ())
+        shape = CastShape(nodes=nodes, sources=sources, blocks=self.blocks, sites=self.sites)
         planner = PLANNERS[self.planner]
         if not self.edge:
             return planner.plan(shape)
@@ -101,7 +101,7 @@ def choose_planner(
     nbytes: int,
     facts: LinkFacts,
     blocks: int | None = None,
-    sites: Sequence[NodeTopology] | None = None,
+    sites: Sequence[NodeTopology] = (),
 ) -> PlannerChoice:
     """Choose for `nodes` nodes of which `sources` hold the image; `blocks` fixes the count."""
     if not 1 <= sources <= nodes or nbytes <= 0:
@@ -109,13 +109,13 @@ def choose_planner(
     if blocks is not None and blocks < 1:
         raise ValueError(f"a cast has at least 1 block, not {blocks}")
     edge = _edge(sites, sources)
-    if sites is not None and edge:
+    if edge:
         fast = [site for node, site in enumerate(sites) if node not in edge]
         fast_facts = replace(facts, bytes_per_s=min(site.bytes_per_s for site in fast))
         fast_sources = sources - sum(node < sources for node in edge)
         inner = _choose(len(fast), fast_sources, nbytes, fast_facts, blocks, fast)
         reason = f"{inner.reason}; {len(edge)} of {nodes} nodes are slow and take what the others have"
-        whole = None if inner.sites is None else tuple(replace(site, bytes_per_s=1.0) for site in sites)
+        whole = without_rates(sites) if inner.sites else ()
         return replace(inner, sites=whole, edge=edge, reason=reason, in_slots=False)
     return _choose(nodes, sources, nbytes, facts, blocks, sites)
 
@@ -126,17 +126,17 @@ def _choose(
     nbytes: int,
     facts: LinkFacts,
     blocks: int | None,
-    sites: Sequence[NodeTopology] | None,
+    sites: Sequence[NodeTopology],
 ) -> PlannerChoice:
     """Choose for nodes of which none is left at the edge."""
-    if sites is not None and not is_flat(sites):
+    if not is_flat(sites):
         return _by_topology(sources, nbytes, facts, blocks, sites)
     members = -(-nodes // sources)
     counts = [blocks] if blocks else _block_counts(_most_blocks(nbytes, facts))
     tried = [_best(planner, members, nbytes, facts, counts) for planner in (BINOMIAL, CHAIN)]
     pipeline, chain = tried
     spread = _spread(sites)
-    if sites is not None and spread > _MIXED_SPREAD:
+    if spread > _MIXED_SPREAD:
         return PlannerChoice(
             planner=MULTI_CHAIN.name,
             blocks=chain[1],
@@ -159,7 +159,7 @@ def _by_topology(
     The pipeline would send most blocks over the spine, as the partners of its steps are anywhere. Nodes are
     in the order of their rates, which the chains keep under each leaf switch.
     """
-    alike = tuple(replace(site, bytes_per_s=1.0) for site in sites)
+    alike = without_rates(sites)
     shape = CastShape(nodes=len(sites), sources=tuple(range(sources)), blocks=1, sites=alike)
     chains = chains_of(shape)
     width = min((edge.width for edge in chains.edges), default=1)
@@ -229,12 +229,12 @@ def _block_counts(most: int) -> list[int]:
     return sorted({count for power in powers for count in (power, power * 3 // 2, most) if count <= most})
 
 
-def _edge(sites: Sequence[NodeTopology] | None, sources: int) -> tuple[int, ...]:
+def _edge(sites: Sequence[NodeTopology], sources: int) -> tuple[int, ...]:
     """Return the slow nodes if they are few and the others alike.
 
     The first `sources` nodes hold the image.
     """
-    rates = [site.bytes_per_s for site in sites or ()]
+    rates = [site.bytes_per_s for site in sites]
     typical = sorted(rates)[len(rates) // 2] if rates else 0.0
     slow = tuple(node for node, rate in enumerate(rates) if rate * _MIXED_SPREAD < typical)
     fast = [node for node in range(len(rates)) if node not in slow]
@@ -244,11 +244,11 @@ def _edge(sites: Sequence[NodeTopology] | None, sources: int) -> tuple[int, ...]
         or not fast[0] < sources <= fast[-1]
     ):
         return ()
-    return slow if _spread([(sites or ())[node] for node in fast]) <= _MIXED_SPREAD else ()
+    return slow if _spread([sites[node] for node in fast]) <= _MIXED_SPREAD else ()
 
 
-def _spread(sites: Sequence[NodeTopology] | None) -> float:
-    rates = [site.bytes_per_s for site in sites or ()]
+def _spread(sites: Sequence[NodeTopology]) -> float:
+    rates = [site.bytes_per_s for site in sites]
     return max(rates) / min(rates) if rates else 1.0
 
 

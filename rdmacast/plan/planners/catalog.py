@@ -19,7 +19,7 @@ class TransferPlanner(Protocol):
 
     @property
     def summary(self) -> str:
-        """The scheme and its number of steps with N nodes, one source and b blocks, in a line."""
+        """The scheme, and its steps with N nodes, one source, b blocks and no topology, in a line."""
         ...
 
     def plan(self, shape: CastShape) -> TransferPlan:
@@ -27,7 +27,7 @@ class TransferPlanner(Protocol):
         ...
 
     def steps(self, shape: CastShape) -> int:
-        """Return the number of steps of the plan, without making all of it."""
+        """Return the number of steps of the plan, which is made for this at most where it has a topology."""
         ...
 
 
@@ -112,7 +112,7 @@ PLANNERS: Mapping[str, TransferPlanner] = MappingProxyType(
 
 
 def bound(shape: CastShape) -> int:
-    """Return the fewest steps that any plan can take."""
+    """Return the fewest steps that any plan can take without scale-up domains."""
     if len(shape.sources) == shape.nodes:
         return 0
     doublings = (-(-shape.nodes // len(shape.sources)) - 1).bit_length()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rdmacast.plan.plan import CastShape, TransferPlan
-from rdmacast.plan.topology import domains_of, near_of
+from rdmacast.plan.topology import near_of
 from rdmacast.plan.transfers import Transfers, gathered, ints
 
 
@@ -32,5 +32,4 @@ def with_edge(inner: TransferPlan, shape: CastShape, edge: Sequence[int]) -> Tra
         shape=shape,
         groups=(*groups, *((node,) for node in sorted(edge))),
         transfers=gathered(parts),
-        domains=ints(domains_of(shape.sites)) if shape.sites else None,
     )

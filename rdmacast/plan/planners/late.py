@@ -23,10 +23,10 @@ _Shares = tuple[tuple[int, float], ...]
 def late_part(planner: str, shape: CastShape, late: int, sites: Sequence[NodeTopology] = ()) -> Order:
     """Return (source, block) in the order to pull for node `shape.nodes + late` of the cast.
 
-    Late nodes, whose topology is `sites`, join the sub-groups in turn, the smallest one first, and first
-    those which end under their leaf switch. The nodes of a sub-group can send one copy more than the plan has
-    them send. The first late node takes it, from each as much as it can send; the next ones continue from
-    that one as a chain.
+    Late nodes join the sub-groups in turn, the smallest one first. Where the shape has a topology, `sites` is
+    that of the late nodes up to this one, and sub-groups that end under the node's leaf switch come first.
+    The nodes of a sub-group can send one copy more than the plan has them send. The first late node takes it,
+    from each as much as it can send; the next ones continue from that one as a chain.
     """
     most = max(_MIN_BLOCKS, _MAX_TRANSFERS // shape.nodes)
     groups, shares = _free_shares(planner, shape.nodes, shape.sources, min(shape.blocks, most), shape.sites)
@@ -51,7 +51,7 @@ def _turn(
     leaves = [shape.sites[group[-1]].leaf for group in groups]
     joined: list[list[int]] = [[] for _ in groups]
     for number in range(late + 1):
-        leaf = sites[number].leaf if number < len(sites) else ""
+        leaf = sites[number].leaf
         turn = min(range(len(groups)), key=lambda place: (leaves[place] != leaf, len(joined[place]), place))
         leaves[turn] = leaf
         joined[turn].append(number)

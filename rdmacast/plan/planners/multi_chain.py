@@ -48,11 +48,11 @@ class ChainEdge:
 class Chains:
     """The chains of a cast: its `edges`, each after those that lead to it.
 
-    `near` maps targets that share a scale-up domain with a source to it: they use no port. `hops` are those
-    of the longest chain.
+    `in_domain` maps targets that share a scale-up domain with a source to it: they use no port. `hops` are
+    those of the longest chain.
     """
 
-    near: dict[int, int]
+    in_domain: dict[int, int]
     edges: tuple[ChainEdge, ...]
     groups: tuple[tuple[int, ...], ...]
     hops: int
@@ -61,10 +61,10 @@ class Chains:
 def chains_of(shape: CastShape) -> Chains:
     """Return the chains of a cast; without `sites` all nodes are alike under one leaf switch."""
     sites = shape.sites or (NodeTopology(),) * shape.nodes
-    near = _near_targets(shape, sites)
-    first = _first_tails(shape.sources, near, sites)
+    in_domain = _targets_in_domains(shape, sites)
+    first = _first_tails(shape.sources, in_domain, sites)
     chains = [list(tail.unit.nodes) for tail in first]
-    waiting = units_of([node for node in shape.targets if node not in near], sites)
+    waiting = units_of([node for node in shape.targets if node not in in_domain], sites)
     tails, edges = _Tails(first), []
     for unit in _in_order(waiting, [tail.unit for tail in first]):
         feeders = tails.take(unit)
@@ -73,7 +73,8 @@ def chains_of(shape: CastShape) -> Chains:
         tails.add(_Tail(unit, max(tail.hops for tail in feeders) + 1, feeders[0].chain))
     in_chains = {node for chain in chains for node in chain}
     alone = [(node,) for node in range(shape.nodes) if node not in in_chains]
-    return Chains(near=near, edges=tuple(edges), groups=(*map(tuple, chains), *alone), hops=tails.hops)
+    groups = (*map(tuple, chains), *alone)
+    return Chains(in_domain=in_domain, edges=tuple(edges), groups=groups, hops=tails.hops)
 
 
 def multi_chain(shape: CastShape) -> TransferPlan:
@@ -83,8 +84,7 @@ def multi_chain(shape: CastShape) -> TransferPlan:
         planner="multi-chain",
         shape=shape,
         groups=chains.groups,
-        transfers=_Timetable(shape, chains.near).run(chains.edges),
-        domains=ints(domains_of(shape.sites)) if shape.sites else None,
+        transfers=_Timetable(shape, chains.in_domain).run(chains.edges),
     )
 
 
@@ -94,8 +94,8 @@ def chain_part(shape: CastShape, node: int) -> list[tuple[int, int]]:
     Of its domain's blocks it takes those of its own port from the senders, the others from the domain.
     """
     chains = chains_of(shape)
-    if node in chains.near:
-        return [(chains.near[node], block) for block in range(shape.blocks)]
+    if node in chains.in_domain:
+        return [(chains.in_domain[node], block) for block in range(shape.blocks)]
     edge = next(edge for edge in chains.edges if node in edge.unit.nodes)
     senders, receivers = edge.senders, edge.unit.nodes
     pulls = []
@@ -106,20 +106,22 @@ def chain_part(shape: CastShape, node: int) -> list[tuple[int, int]]:
     return [(source, block) for _, _, block, source in sorted(pulls)]
 
 
-def _near_targets(shape: CastShape, sites: Sequence[NodeTopology]) -> dict[int, int]:
+def _targets_in_domains(shape: CastShape, sites: Sequence[NodeTopology]) -> dict[int, int]:
     """Return targets that share a scale-up domain with a source, and that source: they need no port."""
     numbers = domains_of(sites)
     holders = {numbers[source]: source for source in reversed(shape.sources)}
     return {node: holders[numbers[node]] for node in shape.targets if numbers[node] in holders}
 
 
-def _first_tails(sources: Sequence[int], near: dict[int, int], sites: Sequence[NodeTopology]) -> list[_Tail]:
-    """Return the first senders over the network: sources and the targets near them, by scale-up domain.
+def _first_tails(
+    sources: Sequence[int], in_domain: dict[int, int], sites: Sequence[NodeTopology]
+) -> list[_Tail]:
+    """Return the first senders over the network: the sources with the targets in their scale-up domains.
 
     Sources that serve prefill send only if there are no others.
     """
     free = [source for source in sources if not sites[source].serves_prefill]
-    units = units_of([*free, *near] or sources, sites)
+    units = units_of([*free, *in_domain] or sources, sites)
     return [_Tail(unit, 0, chain) for chain, unit in enumerate(units)]
 
 
@@ -138,7 +140,7 @@ class _Tails:
         self.hops = 0
         self._of_chain: dict[int, _Tail] = {}
         self._rates: defaultdict[str, float] = defaultdict(float)  # by leaf
-        self._near: defaultdict[str, list[tuple[int, float, int]]] = defaultdict(list)
+        self._by_leaf: defaultdict[str, list[tuple[int, float, int]]] = defaultdict(list)
         self._all: list[tuple[int, float, int]] = []
         for tail in tails:
             self.add(tail)
@@ -151,7 +153,7 @@ class _Tails:
         key = tail.hops, -tail.unit.bytes_per_s, tail.chain
         self._of_chain[tail.chain] = tail
         self._rates[tail.unit.leaf] += tail.unit.bytes_per_s
-        heappush(self._near[tail.unit.leaf], key)
+        heappush(self._by_leaf[tail.unit.leaf], key)
         heappush(self._all, key)
         self.hops = max(self.hops, tail.hops)
 
@@ -160,10 +162,8 @@ class _Tails:
 
         Those of the unit's own leaf if they are fast enough together.
         """
-        near = self._rates[unit.leaf] >= unit.bytes_per_s
-        return (self._shortest(self._near[unit.leaf], unit) if near else []) or self._shortest(
-            self._all, unit
-        )
+        in_leaf = self._by_leaf[unit.leaf] if self._rates[unit.leaf] >= unit.bytes_per_s else []
+        return self._shortest(in_leaf, unit) or self._shortest(self._all, unit)
 
     def _shortest(self, heap: list[tuple[int, float, int]], unit: Unit) -> list[_Tail]:
         chosen: list[_Tail] = []
@@ -180,12 +180,12 @@ class _Tails:
 class _Timetable:
     """A scheduler of the edges' transfers into the earliest steps that the rules of plans allow."""
 
-    def __init__(self, shape: CastShape, near: dict[int, int]) -> None:
+    def __init__(self, shape: CastShape, in_domain: dict[int, int]) -> None:
         self._blocks = shape.blocks
         self._held = np.zeros((shape.nodes, shape.blocks), dtype=np.int64)  # from which step on
         self._parts: list[Transfers] = []
         block = np.arange(shape.blocks)
-        for target, source in near.items():
+        for target, source in in_domain.items():
             self._send(block, np.full(shape.blocks, source), np.full(shape.blocks, target), block)
 
     def run(self, edges: Sequence[ChainEdge]) -> Transfers:

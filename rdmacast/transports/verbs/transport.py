@@ -32,6 +32,10 @@ class VerbsLink(QueuedLink):
         super().__init__(link, reads)
         self._node = node
 
+    @property
+    def is_reusable(self) -> bool:
+        return self._link.is_idle
+
     async def read_into(
         self, region: str, offset: int, into: memoryview, on_start: OnStart | None = None
     ) -> None:

@@ -15,7 +15,7 @@ from invoker.host_tier.tier import HostTier
 from invoker.loading.cast_fetch import CastContext, from_peers
 from invoker.loading.loader import ImageLoader
 from invoker.loading.partial_image import PartialImage
-from rdmacast.cast.hooks import CastLinks
+from rdmacast.cast.links import CastLinks
 from rdmacast.cast.record import CastMember
 from rdmacast.errors import BlocksLost
 from rdmacast.fakes.transport import MemoryNetwork, MemoryTransport, MemoryWatcher

@@ -54,6 +54,14 @@ async def test_a_source_that_lost_its_copy_is_left_for_another(kind: str) -> Non
         assert set(reports[0].faults.lost) == {"n0"} and reports[0].faults.failed <= 3  # one window
 
 
+async def test_a_source_that_cannot_be_reached_is_lost_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with make_rig("memory", 3, 2, tier="host") as rig:
+        await rig.kill(0)
+        rig.start()
+        (report,) = await rig.reports()
+    assert report.faults.failed > 1 and caplog.text.count("lost n0") == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_domains_receive_different_blocks_and_gather_inside(kind: str) -> None:
     places = [("a", "s"), ("a", "s"), ("a", "x"), ("a", "x"), ("b", "y"), ("b", "y")]

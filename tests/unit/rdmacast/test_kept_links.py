@@ -8,14 +8,18 @@ from dataclasses import replace
 import pytest
 
 from rdmacast.bitfield import Bitfield
-from rdmacast.cast.hooks import CastLinks
-from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.cast.links import CastLinks
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.errors import LinkClosed, RegionGone
+from rdmacast.fakes.nixl import MemoryNixl
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
 from rdmacast.transport import Link, PeerAddress
 from rdmacast.transports.connector import Connector
 from rdmacast.transports.kept_links import KeptLinks
+from rdmacast.transports.nixl.exporter import NixlExporter
+from rdmacast.transports.nixl.node import NixlNode
+from rdmacast.transports.nixl.transport import NixlTransport
 from rdmacast.transports.shm.transport import ShmTransport
 from rdmacast.transports.tcp import TcpTransport
 from tests.fixtures.cast import CONTENT, LINK, PATIENT, SECRET, make_rig, no_faults
@@ -60,7 +64,7 @@ async def test_the_next_reader_gets_the_same_link(kind: str) -> None:
         assert not len(kept) and not first.is_reusable
 
 
-async def test_without_kept_links_each_is_closed() -> None:
+async def test_a_link_is_closed_after_its_use_where_none_are_kept() -> None:
     async with served() as server:
         links = connector(None)
         first = await read(links, server.address)
@@ -91,14 +95,24 @@ async def test_a_link_with_a_read_under_way_is_not_kept() -> None:
         assert not len(kept) and not link.is_reusable
 
 
-async def test_links_that_hold_files_are_closed() -> None:
+async def test_links_that_hold_files_are_not_kept() -> None:
     async with served("here") as server:
         links = connector(kept := KeptLinks())
         await links.prepare(server.address)
         assert not len(kept)
 
 
-async def test_of_too_many_the_oldest_is_closed() -> None:
+async def test_links_that_hold_handles_of_regions_are_not_kept() -> None:
+    network = MemoryNixl()
+    with NixlNode(network) as here, NixlNode(network) as there:
+        async with no_faults(), RegionServer(SECRET, host="there", exporters=[NixlExporter(there)]) as server:
+            server.publish("image", GrowingRegion(memoryview(CONTENT), complete=True))
+            links = Connector("here", [NixlTransport(SECRET, here)], kept=(kept := KeptLinks()))
+            await read(links, server.address)
+            assert not len(kept)
+
+
+async def test_the_oldest_of_too_many_links_is_closed() -> None:
     async with served() as one, served() as two:
         links = connector(kept := KeptLinks(most=1))
         first, second = await read(links, one.address), await read(links, two.address)
@@ -107,7 +121,7 @@ async def test_of_too_many_the_oldest_is_closed() -> None:
         assert not first.is_reusable and not second.is_reusable
 
 
-async def test_each_is_closed_after_a_while() -> None:
+async def test_a_link_without_a_user_is_closed_after_a_while() -> None:
     async with served() as server:
         links = connector(kept := KeptLinks(idle_s=0.0))
         link = await read(links, server.address)
@@ -157,6 +171,15 @@ async def test_a_watch_of_a_peer_that_is_gone_ends_and_the_next_is_refused() -> 
     await watcher.aclose()
 
 
+async def test_a_connection_that_breaks_without_watches_is_forgotten() -> None:
+    watcher = RegionWatcher(SECRET, settings=LINK, keeps=True)
+    async with served() as server:
+        await watcher.prepare(server.address)
+        assert "1 connections" in repr(watcher)
+    await until(lambda: "0 connections" in repr(watcher))
+    await watcher.aclose()
+
+
 async def test_the_end_of_one_watch_leaves_the_others() -> None:
     async with served() as server:
         server.publish("other", GrowingRegion(memoryview(CONTENT)))
@@ -175,7 +198,7 @@ async def test_the_end_of_one_watch_leaves_the_others() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_cast_over_prepared_links_connects_to_nobody(kind: str) -> None:
+async def test_a_cast_over_prepared_links_opens_no_connection(kind: str) -> None:
     async with make_rig(kind, 3, planner="chain") as rig:
         links = CastLinks(
             connector=Connector("n1", [TcpTransport(SECRET, settings=LINK)], kept=KeptLinks()),
@@ -192,10 +215,22 @@ async def test_a_cast_over_prepared_links_connects_to_nobody(kind: str) -> None:
         await links.aclose()
 
 
+async def test_a_peer_without_the_best_transport_is_prepared_to_be_watched() -> None:
+    async with served() as server:
+        links = CastLinks(
+            connector=Connector("here", [TcpTransport(SECRET)], require="verbs", kept=KeptLinks()),
+            watcher=RegionWatcher(SECRET, settings=LINK, keeps=True),
+        )
+        await links.prepare([server.address])
+        assert repr(server).endswith("1 links)") and "1 connections" in repr(links.watcher)
+        await links.aclose()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_kept_link_that_broke_unnoticed_costs_no_source(kind: str) -> None:
-    """Of a pull, which leaves a source after one failed read."""
-    async with make_rig(kind, 2, planner="chain", settings=replace(PATIENT, max_failures=1)) as rig:
+    """As in a pull: the node reads several blocks at once, and leaves a source after one failed read."""
+    settings = replace(PATIENT, max_failures=1)
+    async with make_rig(kind, 2, planner="chain", settings=settings, tier="host") as rig:
         kept = KeptLinks()
         links = CastLinks(
             connector=Connector("n1", [TcpTransport(SECRET, settings=LINK)], kept=kept),

@@ -84,7 +84,7 @@ def test_scatter_and_allgather_take_twice_the_blocks_less_ones_own(members: int,
     assert steps == 2 * part * (members - 1)
 
 
-def test_the_table_of_step_counts() -> None:
+def test_step_counts_with_8_and_64_nodes_are_known() -> None:
     counts = {
         (name, nodes): planner.plan(shape_of(nodes, 16)).steps
         for name, planner in PLANNERS.items()
@@ -102,7 +102,7 @@ def test_the_table_of_step_counts() -> None:
 
 
 @given(st.integers(0, 200), st.integers(1, 40))
-def test_balanced_parts_and_shifted_orders(items: int, parts: int) -> None:
+def test_parts_are_balanced_and_each_order_begins_with_its_part(items: int, parts: int) -> None:
     ranges = balanced(items, parts)
     sizes = [last - first for first, last in ranges]
     assert ranges[0][0] == 0 and ranges[-1][1] == items and max(sizes) - min(sizes) <= 1
@@ -147,7 +147,7 @@ def test_the_first_pipeline_across_subgroups_comes_early(shape: CastShape) -> No
     assert len(first.nodes) == min(chunks, shape.blocks) or len(shape.sources) == 1
 
 
-def test_pipelines_of_four_sources_and_64_nodes() -> None:
+def test_pipelines_of_four_sources_and_64_nodes_are_ready_early() -> None:
     shape = shape_of(64, 64, sources=4)
     steps = [pipeline.ready_step for pipeline in pipelines(PLANNERS["binomial"].plan(shape))]
     assert (steps[0], steps[-1], len(steps)) == (19, 20, 15)
@@ -278,7 +278,9 @@ def test_with_whole_only_complete_nodes_send() -> None:
         (65536, (0,), 65536, "more than the"),
     ],
 )
-def test_shapes_that_cannot_be(nodes: int, sources: tuple[int, ...], blocks: int, words: str) -> None:
+def test_shapes_that_cannot_be_are_refused(
+    nodes: int, sources: tuple[int, ...], blocks: int, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         CastShape(nodes=nodes, sources=sources, blocks=blocks)
 

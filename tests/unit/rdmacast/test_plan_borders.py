@@ -150,6 +150,6 @@ def test_a_cast_tells_its_plan_the_borders() -> None:
 
 
 @pytest.mark.parametrize("borders", [(3, 2), (1, 1), (-1, 2), (0, 10)])
-def test_borders_that_cannot_be(borders: tuple[int, ...]) -> None:
+def test_borders_that_cannot_be_are_refused(borders: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="borders are ascending blocks below 10"):
         CastShape(nodes=4, sources=(0, 1), blocks=10, borders=borders)

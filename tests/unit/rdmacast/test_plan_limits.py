@@ -62,7 +62,7 @@ def test_a_straggler_that_is_known_delays_the_others_by_less_than_a_quarter(stra
     facts = LinkFacts(bytes_per_s=rate, latency_s=2e-4)
 
     def run(slow: dict[int, float], *, known: bool) -> np.ndarray:
-        sites = [NodeTopology(bytes_per_s=rate * slow.get(node, 1.0)) for node in range(8)] if known else None
+        sites = [NodeTopology(bytes_per_s=rate * slow.get(node, 1.0)) for node in range(8)] if known else []
         plan = choose_planner(nodes=8, sources=1, nbytes=nbytes, facts=facts, sites=sites).plan(8, (0,))
         links = LinkModel(bytes_per_s=rate, latency_s=2e-4, jitter=0.1, in_flight=3, slow=slow)
         return np.asarray(simulate(plan, links, nbytes / plan.shape.blocks).arrived_s.max(axis=1))

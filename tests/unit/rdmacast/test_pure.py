@@ -208,7 +208,7 @@ def test_keepalive_gives_up_but_forgives_our_own_sleep() -> None:
         ("a", "b", {"shm"}, None, None),
     ],
 )
-def test_the_choice_and_its_reason(
+def test_the_best_transport_is_chosen_with_a_reason(
     local: str, peer: str, available: set[str], require: str | None, expected: str | None
 ) -> None:
     address = PeerAddress(url="tcp://h:1", host=peer)

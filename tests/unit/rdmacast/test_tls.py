@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from rdmacast.cast.watch_link import RegionWatcher
+from rdmacast.cast.region_watcher import RegionWatcher
 from rdmacast.errors import LinkClosed
 from rdmacast.protocol.connection import MAX_HANDSHAKES, ConnectionListener, dial, listen
 from rdmacast.protocol.handshake import Service

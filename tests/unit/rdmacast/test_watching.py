@@ -8,8 +8,11 @@ from itertools import pairwise
 import pytest
 
 from rdmacast.bitfield import Bitfield
-from rdmacast.cast.watch_link import RegionWatch, RegionWatcher
+from rdmacast.cast.region_watcher import RegionWatcher
+from rdmacast.cast.watch_link import RegionWatch, WatchLink
 from rdmacast.errors import CastError, RegionGone
+from rdmacast.protocol.frames import Error, ErrorCode, Replan
+from rdmacast.protocol.pull_report import StragglerVerdict
 from rdmacast.server.bitfield_source import WholeSource
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.region_server import RegionServer
@@ -139,6 +142,17 @@ async def test_a_region_that_is_withdrawn_ends_its_watch_though_news_were_due(ki
             await server.withdraw("image")
             reason: CastError = await watch.wait_ended()
             assert isinstance(reason, RegionGone)
+
+
+async def test_a_verdict_that_was_sent_after_the_end_of_its_watch_is_ignored() -> None:
+    verdicts: list[StragglerVerdict] = []
+    link = WatchLink(LINK, lambda _: None)
+    watch = link.open("image", BLOCK_BYTES, Heard(), verdicts.append)
+    link.frame_received(Replan(1, StragglerVerdict(plan=1, slow=(3,))))
+    link.frame_received(Error(1, ErrorCode.REGION_GONE, "withdrawn"))
+    link.frame_received(Replan(1, StragglerVerdict(plan=2, slow=(3,))))
+    assert isinstance(await watch.wait_ended(), RegionGone)
+    assert [verdict.plan for verdict in verdicts] == [1] and link.reason is None
 
 
 class Arriving:

@@ -10,7 +10,7 @@ from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
 from tests.fixtures.patience import PATIENCE_S
 
 
-async def test_cancelled_work_in_threads() -> None:
+async def test_a_cancelled_caller_waits_for_a_thread_but_not_for_a_daemon_thread() -> None:
     loop = asyncio.get_running_loop()
     started, go_on, undone, ended = asyncio.Event(), threading.Event(), [], []
 
