@@ -31,7 +31,10 @@ class FakeInstance:
 
 
 class FakeInstances:
-    """A fake node's instances by id. A start outlives its request, and a repeated request joins it."""
+    """A fake node's instances by id. A start outlives its request, and a repeated request joins it.
+
+    A member of a group is ready by itself. Without grace a stop does not wait for calls.
+    """
 
     def __init__(self, host: "FakeNode") -> None:
         self._host = host
@@ -66,7 +69,7 @@ class FakeInstances:
         if instance is None:
             raise RemoteError("no_such_instance", request.instance_id)
         await self._publish(instance, InstanceState.DRAINING)
-        if instance.running:
+        if instance.running and request.grace_s:
             await instance.idle.wait()
         del self._all[request.instance_id]
         instance.settled.set()
@@ -101,6 +104,7 @@ class FakeInstances:
             start_kind=StartKind.WARM if is_warm else StartKind.COLD,
             since=1.0,
             max_concurrency=request.max_concurrency,
+            group=request.group,
         )
         instance = FakeInstance(record=record, image=None if image is None else image.image)
         self._all[request.instance_id] = instance
@@ -113,8 +117,9 @@ class FakeInstances:
                 await host.fetch(image, send)
             finally:
                 await _ended(reporting)
-            await host.hold(image.image, Tier.HOST, image.nbytes)
-            await host.hold(image.image, Tier.GPU, image.nbytes)
+            if request.group is None:  # a part is no copy
+                await host.hold(image.image, Tier.HOST, image.nbytes)
+                await host.hold(image.image, Tier.GPU, image.nbytes)
         await self._publish(instance, InstanceState.READY)
         instance.settled.set()
         await send(_started(instance.record))
