@@ -52,6 +52,14 @@ class FakeInstances:
             instance.settled.set()
         self._all.clear()
 
+    async def lose(self, node: str) -> None:
+        """Fail the leaders of groups with a member on a node that is lost."""
+        for id_, instance in list(self._all.items()):
+            if any(helper.node == node for helper in instance.record.helpers) and instance.record.takes_calls:
+                del self._all[id_]
+                instance.settled.set()
+                await self._publish(instance, InstanceState.FAILED)
+
     async def start(self, request: StartInstance, send: Send) -> None:
         known = self._all.get(request.instance_id)
         if known is not None:

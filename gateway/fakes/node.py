@@ -180,6 +180,7 @@ class FakeNode:
         self.alive = False
         for fellow in self._fellows().values():
             fellow.pipelines.lose(self.id)
+            await fellow.instances.lose(self.id)
         self.instances.clear()
         self.loaded.clear()
         self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)

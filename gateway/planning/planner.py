@@ -151,17 +151,21 @@ class ScalingPlanner:
                 self._stop(instance, state_cache, plan, self._settings.delete_grace_s)
 
     def _stop_broken_groups(self, state_cache: ClusterStateCache, plan: Plan) -> None:
-        """Stop what is left of groups that lost a member: their calls continue on others."""
+        """Stop what is left of groups that lost a member: their calls continue on others.
+
+        A leader that cannot be reached is lost. That it cannot reach another member shows in its own record.
+        """
 
         def is_there(member: GroupMember) -> bool:
-            entry = state_cache.node(member.node)
-            if entry is None or not entry.reached:
-                return False
-            known = state_cache.instance(member.instance_id)
-            return known is not None or member.instance_id in self.pending
+            entry, known = state_cache.node(member.node), state_cache.instance(member.instance_id)
+            if entry is None or known is None:
+                return entry is not None and member.instance_id in self.pending
+            return entry.reached or not known.takes_calls
 
         for instance in list(broken_groups(state_cache.instances(), is_there)):
-            self._stop(instance, state_cache, plan, 0.0)
+            entry = state_cache.node(instance.node)
+            if entry is not None and entry.reached:
+                self._stop(instance, state_cache, plan, 0.0)
 
     def _update_current(self, step: ScalingStep) -> list[VersionKey]:
         """Record which versions became current or retiring; return the keys in planning order.

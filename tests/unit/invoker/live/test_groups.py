@@ -8,9 +8,11 @@ import pytest
 
 from registry.errors import RemoteError
 from registry.images.manifest import UNIT_BYTES
+from registry.messages.images import WarmImage
 from registry.messages.node import CallsUsed, EndCalls, Generate, InstanceStarted, StopInstance
 from registry.records.instance import InstanceState
 from tests.fixtures.groups import GroupCluster, group_cluster
+from tests.fixtures.invoker import FakeImage
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.stages import answer, expected_of, requests_at
 
@@ -125,3 +127,29 @@ async def test_a_member_takes_no_calls(tmp_path: Path) -> None:
             other = group.group.members[0].instance_id
             await answer(group.nodes[0], msgspec.structs.replace(request, instance_id=other))
         assert refused.value.code == "no_such_instance"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_part_is_read_from_the_host_tier_or_alone_from_the_store(tmp_path: Path, whole: bool) -> None:
+    async with asyncio.timeout(2 * PATIENCE_S), group_cluster(tmp_path, "llama", CUTS[2]) as group:
+        model = group.model
+        await group.cluster.put(FakeImage(bytes(model.data), model.packed.manifest, b""))
+        requests = [
+            msgspec.structs.replace(one, image=msgspec.structs.replace(one.image, holders=()))
+            for one in await group.requests()
+            if one.image is not None
+        ]
+        if whole:
+            for node, one in zip(group.nodes, requests, strict=True):
+                assert one.image is not None
+                await node.ask(WarmImage(image=one.image))
+        before = [(await node.record()).counters["disk_read_bytes"] for node in group.nodes]
+        for replies in await asyncio.gather(*group.start(requests)):
+            assert isinstance(replies[-1], InstanceStarted)
+            assert replies[-1].start_kind == ("warm" if whole else "cold")
+        (request,) = calls(group, 1)
+        got = await answer(group.leader, request)
+        assert got.ids == expected_of(tmp_path / "llama", [request])[request.request_id]
+        for node, member, read_bytes in zip(group.nodes, group.group.members, before, strict=True):
+            more = (await node.record()).counters["disk_read_bytes"] - read_bytes
+            assert more == (0 if whole else member.image_bytes)
