@@ -1,7 +1,10 @@
 """A model larger than any node's arena, on a whole platform: several nodes are one instance of it."""
 
 import json
+import os
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +20,8 @@ NAME = "large"
 WIDTH = 384  # 63 MB
 LAYERS = 8
 # Prompts by how many tokens each asks for.
-PROMPTS = {60: (5, 6, 7), 120: tuple(range(100, 140)), 170: (9,) * 12, 220: (1000, 3, 77)}
+PROMPTS = {40: (5, 6, 7), 80: tuple(range(100, 140)), 120: (9,) * 12, 160: (1000, 3, 77)}
+KILLS = int(os.environ.get("HYPERCAST_GROUP_KILLS", "20"))  # of `make soak`
 
 Expected = Callable[[str], dict[int, list[int]]]
 
@@ -57,7 +61,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], P
         if family not in known:
             data = tmp_path_factory.mktemp("one") / "data"
             with platform_of(data, models(family), "--nodes", "1") as one:
-                known[family] = {tokens: ids_of(one, tokens) for tokens in PROMPTS}
+                known[family] = all_ids(one)
                 (instance,) = one.json("describe", NAME)["instances"]
                 assert instance["group"] is None
         return known[family]
@@ -76,6 +80,12 @@ def ids_of(platform: Platform, tokens: int) -> list[int]:
     assert response.status_code == 200, response.text
     ids: list[int] = response.json()["choices"][0]["token_ids"]
     return ids
+
+
+def all_ids(platform: Platform) -> dict[int, list[int]]:
+    """Return the answers to all prompts, asked at once."""
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return dict(zip(PROMPTS, pool.map(lambda one: ids_of(platform, one), PROMPTS), strict=True))
 
 
 def streamed(platform: Platform, tokens: int, begun: threading.Event) -> list[int]:
@@ -103,9 +113,25 @@ def group_of(platform: Platform) -> dict[str, Any]:
     return group
 
 
+def answers_through_a_kill(platform: Platform, victim: str, wait_s: float = 0.0) -> dict[int, list[int]]:
+    """Return the answers of streams that have all begun when a node is killed."""
+    begun = {tokens: threading.Event() for tokens in PROMPTS}
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        running = [pool.submit(streamed, platform, one, begun[one]) for one in PROMPTS]
+        for event in begun.values():
+            assert event.wait(120)
+        time.sleep(wait_s)
+        platform.process(victim).kill()
+        return dict(zip(PROMPTS, [one.result() for one in running], strict=True))
+
+
+# Two arenas of 40 MiB have no room for the KV cache, and no host memory has the whole image.
 @pytest.mark.parametrize(
-    ("family", "nodes", "arena", "members"),
-    [("llama", 2, "48MiB", 2), ("qwen2", 3, "40MiB", 3)],  # two of 40 MiB have no room for the KV cache
+    ("family", "nodes", "sizes", "members"),
+    [
+        ("llama", 2, ("--gpu-memory", "48MiB"), 2),
+        ("qwen2", 3, ("--gpu-memory", "40MiB", "--host-memory", "40MiB"), 3),
+    ],
 )
 def test_several_nodes_answer_as_one_large_one(
     tmp_path: Path,
@@ -113,14 +139,12 @@ def test_several_nodes_answer_as_one_large_one(
     expected: Expected,
     family: str,
     nodes: int,
-    arena: str,
+    sizes: tuple[str, ...],
     members: int,
 ) -> None:
-    flags = ("--nodes", str(nodes), "--hosts", str(nodes), "--gpu-memory", arena)
+    flags = ("--nodes", str(nodes), "--hosts", str(nodes), *sizes)
     with platform_of(tmp_path / "data", models(family), *flags) as platform:
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            answers = dict(zip(PROMPTS, pool.map(lambda one: ids_of(platform, one), PROMPTS), strict=True))
-        assert answers == expected(family)
+        assert all_ids(platform) == expected(family)
         parts = group_of(platform)["members"]
         assert len({one["node"] for one in parts}) == members
         edges = [0, *(one["last"] for one in parts)]
@@ -128,7 +152,7 @@ def test_several_nodes_answer_as_one_large_one(
         shown = platform.run("describe", NAME).stdout
         assert "1 ready, 0 starting" in shown and f"{parts[0]['node']}[0,{parts[0]['last']})" in shown
         with platform.http() as http:
-            response = http.post("/v1/completions", json=body(60))
+            response = http.post("/v1/completions", json=body(40))
         slices = platform.json("usage", "show", response.headers["x-request-id"])["gpu"]
         assert {one["node"] for one in slices} == {one["node"] for one in parts}
         assert all(one["gpu_us"] > 0 for one in slices)
@@ -142,16 +166,25 @@ def test_streams_continue_when_members_are_killed(
 ) -> None:
     flags = ("--nodes", "3", "--hosts", "3", "--gpu-memory", "48MiB")
     with platform_of(tmp_path / "data", models("llama"), *flags) as platform:
-        ids_of(platform, 60)
+        ids_of(platform, 40)
         for place in (0, -1):  # the last member is the leader
             victim = group_of(platform)["members"][place]["node"]
-            begun = {tokens: threading.Event() for tokens in PROMPTS}
-            with ThreadPoolExecutor(len(PROMPTS)) as pool:
-                running = [pool.submit(streamed, platform, one, begun[one]) for one in PROMPTS]
-                for event in begun.values():
-                    assert event.wait(120)
-                platform.process(victim).kill()
-                answers = [one.result() for one in running]
-            assert dict(zip(PROMPTS, answers, strict=True)) == expected("llama")
-            assert ids_of(platform, 60) == expected("llama")[60]
+            assert answers_through_a_kill(platform, victim) == expected("llama")
+            assert ids_of(platform, 40) == expected("llama")[40]
+        platform.run("usage", "check", "--wait", "60s")
+
+
+@pytest.mark.soak
+def test_no_token_changes_through_random_kills(
+    tmp_path: Path, models: Callable[[str], Path], expected: Expected
+) -> None:
+    flags = ("--nodes", "3", "--hosts", "3", "--gpu-memory", "48MiB")
+    draw = random.Random()
+    with platform_of(tmp_path / "data", models("llama"), *flags) as platform:
+        for number in range(KILLS):
+            ids_of(platform, 40)
+            victim = draw.choice(group_of(platform)["members"])["node"]
+            answers = answers_through_a_kill(platform, victim, draw.uniform(0.0, 1.0))
+            assert answers == expected("llama"), f"kill {number}, of {victim}"
+            print(f"kill {number + 1} of {KILLS}: {victim}, all tokens the same", flush=True)
         platform.run("usage", "check", "--wait", "60s")
