@@ -329,6 +329,14 @@ def _fewest_victims(
     return chosen
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeableBytes:
+    """Arena bytes that an instance frees once `stop` has stopped; None: it is leaving anyway."""
+
+    stop: InstanceRecord | None
+    nbytes: int
+
+
 def freeable(
     request: SpaceRequest,
     space: ArenaSpace,
@@ -336,21 +344,31 @@ def freeable(
     *,
     in_flight: Mapping[str, int],
     stopping: Collection[str],
-) -> dict[str, list[tuple[InstanceRecord, int]]]:
+) -> dict[str, list[FreeableBytes]]:
     """Return what instances would free on each free node: those that are leaving, then idle surplus."""
     cache, key = space.cache, VersionKey(request.version.function, request.version.version)
     idle = _idle_surplus(key, cache, loads, in_flight)
-    left, found = Counter(idle.spare), dict[str, list[tuple[InstanceRecord, int]]]()
+    left, going = Counter(idle.spare), dict[str, InstanceRecord | None]()
+    for one in sorted(cache.instances(), key=lambda one: one.since):
+        other = VersionKey(one.function, one.version)
+        if is_leaving(one, stopping):
+            going[one.instance_id] = None
+        elif one.instance_id in idle.instances and left[other] > 0:
+            left[other] -= 1
+            going[one.instance_id] = one
+    found: dict[str, list[FreeableBytes]] = {}
     for node in space.index.usable.values():
         here = space.index.instances_on(node.id) if node.id in request.free else ()
         freed = _freed_bytes(node, here, cache)
-        for instance in sorted(here, key=lambda one: (not is_leaving(one, stopping), one.since)):
-            other = VersionKey(instance.function, instance.version)
-            if not is_leaving(instance, stopping):
-                if instance.instance_id not in idle.instances or left[other] <= 0:
-                    continue
-                left[other] -= 1
-            found.setdefault(node.id, []).append((instance, freed[instance.instance_id]))
+        for instance in here:
+            # The members of a group stop with the one that takes its calls.
+            leader = instance.instance_id if instance.group is None else instance.group.leader.instance_id
+            name = instance.instance_id if instance.instance_id in going else leader
+            if name in going:
+                part = FreeableBytes(stop=going[name], nbytes=freed[instance.instance_id])
+                found.setdefault(node.id, []).append(part)
+    for parts in found.values():
+        parts.sort(key=lambda part: part.stop is not None)
     return found
 
 

@@ -9,7 +9,7 @@ from gateway.cluster.node_index import NodeKind
 from gateway.cluster.node_space import holds
 from gateway.cluster.state_cache import VersionKey
 from gateway.planning.actions import FetchLayersAction
-from gateway.planning.arena_space import ArenaSpace, SpaceRequest, freeable, is_leaving
+from gateway.planning.arena_space import ArenaSpace, SpaceRequest, freeable
 from gateway.planning.groups import (
     GroupCandidate,
     GroupPart,
@@ -113,17 +113,17 @@ class GroupPlanner:
         freed = freeable(wanted, space, loads, in_flight=in_flight, stopping=stopping)
         if sizes is None or not freed:
             return (), []
-        more = {node: sum(nbytes for _, nbytes in found) for node, found in freed.items()}
+        more = {node: sum(one.nbytes for one in found) for node, found in freed.items()}
         parts = choose_group(sizes, self._candidates(wanted, space, more, ()), wanted.min_bytes)
-        victims: list[InstanceRecord] = []
+        victims: dict[str, InstanceRecord] = {}
         for part in parts or ():
             room = space.room(space.index.usable[part.node], None)
             need = sizes.need_bytes(part.first, part.last, wanted.min_bytes)
-            for instance, nbytes in freed.get(part.node, ()):
+            for one in freed.get(part.node, ()):
                 if room < need:
-                    room += nbytes
-                    victims += [] if is_leaving(instance, stopping) else [instance]
-        return parts or (), victims
+                    room += one.nbytes
+                    victims |= {} if one.stop is None else {one.stop.instance_id: one.stop}
+        return parts or (), list(victims.values())
 
     def _candidates(
         self, wanted: SpaceRequest, space: ArenaSpace, more: Mapping[str, int], used: Collection[str]

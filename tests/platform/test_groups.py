@@ -113,6 +113,13 @@ def group_of(platform: Platform) -> dict[str, Any]:
     return group
 
 
+def check_books(platform: Platform) -> None:
+    """Stop the group, and check that all of its members' time is accounted for."""
+    platform.run("scale", NAME, "--instances", "0")
+    platform.until("all members have stopped", lambda: not platform.instances(NAME))
+    platform.run("usage", "check", "--wait", "60s")
+
+
 def answers_through_a_kill(platform: Platform, victim: str, wait_s: float = 0.0) -> dict[int, list[int]]:
     """Return the answers of streams that have all begun when a node is killed."""
     begun = {tokens: threading.Event() for tokens in PROMPTS}
@@ -156,9 +163,7 @@ def test_several_nodes_answer_as_one_large_one(
         slices = platform.json("usage", "show", response.headers["x-request-id"])["gpu"]
         assert {one["node"] for one in slices} == {one["node"] for one in parts}
         assert all(one["gpu_us"] > 0 for one in slices)
-        platform.run("usage", "check", "--wait", "60s")
-        platform.run("scale", NAME, "--instances", "0")
-        platform.until("all members have stopped", lambda: not platform.instances(NAME))
+        check_books(platform)
 
 
 def test_streams_continue_when_members_are_killed(
@@ -171,7 +176,7 @@ def test_streams_continue_when_members_are_killed(
             victim = group_of(platform)["members"][place]["node"]
             assert answers_through_a_kill(platform, victim) == expected("llama")
             assert ids_of(platform, 40) == expected("llama")[40]
-        platform.run("usage", "check", "--wait", "60s")
+        check_books(platform)
 
 
 @pytest.mark.soak
@@ -187,4 +192,4 @@ def test_no_token_changes_through_random_kills(
             answers = answers_through_a_kill(platform, victim, draw.uniform(0.0, 1.0))
             assert answers == expected("llama"), f"kill {number}, of {victim}"
             print(f"kill {number + 1} of {KILLS}: {victim}, all tokens the same", flush=True)
-        platform.run("usage", "check", "--wait", "60s")
+        check_books(platform)
