@@ -69,7 +69,7 @@ soak: install
 	OMP_NUM_THREADS=1 HYPERCAST_TEST_EXEC=1 HYPERCAST_FRESH_SEEDS=1 HYPERCAST_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 tests/unit tests/contract tests/fuzz
 	$(BIN)/python -m tests.rdma
 	$(BIN)/python -m benchmarks.cast_faults --casts 200 --seed $(SEED)
-	OMP_NUM_THREADS=1 HYPERCAST_TEST_EXEC=1 $(BIN)/python -m pytest -q -s -m soak tests/platform/test_rolling_upgrade.py tests/platform/test_every_decoder.py tests/platform/test_role_kills.py tests/platform/test_soak.py
+	OMP_NUM_THREADS=1 HYPERCAST_TEST_EXEC=1 $(BIN)/python -m pytest -q -s -m soak tests/platform/test_rolling_upgrade.py tests/platform/test_every_decoder.py tests/platform/test_groups.py tests/platform/test_role_kills.py tests/platform/test_soak.py
 
 bench: install
 	mkdir -p .bench

@@ -257,6 +257,8 @@ class Node:
                 reported = now
                 yield now
         record = instance.life.record
+        if record.state is InstanceState.STOPPED and isinstance(instance.failure, PipelineLost):
+            raise instance.failure
         if record.state is InstanceState.STOPPED:
             raise StartStopped(f"instance {instance.id} was stopped")
         if record.state is InstanceState.FAILED:

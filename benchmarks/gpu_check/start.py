@@ -18,12 +18,13 @@ from benchmarks.harness.arenas import make_arena
 from benchmarks.harness.no_server import NullRegionServer
 from benchmarks.harness.random_model import RandomModel, llama_8b, random_model
 from invoker.base.counters import Counters
+from invoker.base.errors import InvalidWork
 from invoker.engine.contract import NewSequence
 from invoker.engine.factory import TorchEngineFactory
 from invoker.engine.runner import UNBILLED
 from invoker.host_tier.tier import HostTier
 from invoker.instances.device_cache import DeviceCache
-from invoker.instances.instance import Instance
+from invoker.instances.instance import Instance, ModelRunner
 from invoker.instances.load_feed import LoadFeed
 from invoker.instances.manager import Instances
 from invoker.instances.start_context import InstanceContext
@@ -190,4 +191,9 @@ def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Pa
         loads=LoadFeed(clock),
         log_line=lambda function, version, line: None,
         engine_images=EngineImages(loader, MemoryState(), "gpu-check"),
+        open_group=_no_group,
     )
+
+
+async def _no_group(instance: Instance) -> ModelRunner:
+    raise InvalidWork(f"instance {instance.id} cannot lead a group: there is one node")

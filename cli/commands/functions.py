@@ -57,7 +57,7 @@ VERSION_COLUMNS = (
 )
 INSTANCE_COLUMNS = (
     Column(field="instance_id", heading="INSTANCE", shrink=14),
-    Column(field="node", shrink=8),
+    Column(field="node", shrink=8, shown=lambda row: nodes_of(row)),
     Column(field="version", numeric=True, drop=2),
     Column(field="state", state=True),
     Column(field="start_kind", heading="START", drop=3),
@@ -120,6 +120,14 @@ def pipeline(one: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_s": round(one["rate"], 2),
         "switched": len(one["switched"]),
     }
+
+
+def nodes_of(instance: Row) -> str:
+    """Return the node of an instance; of a group all, each with its layers `[first, last)`."""
+    group = instance.get("group")
+    if not group:
+        return str(instance["node"])
+    return " ".join(f"{one['node']}[{one['first']},{one['last']})" for one in group["members"])
 
 
 @click.command("list")

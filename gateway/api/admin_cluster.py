@@ -91,8 +91,9 @@ class ClusterAdmin:
         return answer
 
     async def instances(self, request: Request) -> InstanceList:
-        """List the instances."""
-        return InstanceList(instances=self._services.cluster.view().instances)
+        """List the instances; a group is one, with its members."""
+        instances = self._services.cluster.view().instances
+        return InstanceList(instances=[one for one in instances if one.takes_calls])
 
     async def casts(self, request: Request) -> Response:
         """List the casts that run, and those of the last hour."""

@@ -23,7 +23,7 @@ def function_view(
 ) -> FunctionView:
     """Return what the key may see of a function that it may read."""
     access, shared_with = function.access, function.access.shared_with
-    instances = [one for one in cluster.instances if one.function == function.name]
+    instances = [one for one in cluster.instances if one.function == function.name and one.takes_calls]
     known = [change.record for change in cluster.live]
     live = [one for one in known if (one.function, one.version) == (function.name, current.version)]
     if not may_see_tenant(key, access.owner):

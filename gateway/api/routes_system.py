@@ -51,7 +51,7 @@ class SystemRoutes:
         """Return a summary; 503 with the same body while not ready."""
         services, view = self._services, self._services.cluster.view()
         reasons = self._reasons()
-        states = [instance.state for instance in view.instances]
+        states = [instance.state for instance in view.instances if instance.takes_calls]
         rates = [up.record.link_rate_bytes_s for up in view.nodes if up.record.link_rate_bytes_s]
         body = Health(
             status="ready" if not reasons else "not ready",

@@ -351,11 +351,15 @@ class ClusterStateCache:
             self.index.remove(id_)
 
     def _in_states(self, key: VersionKey, states: Collection[InstanceState]) -> list[InstanceRecord]:
-        """Return the instances in these states that are on usable nodes and not about to stop."""
+        """Return the instances in these states that are on usable nodes and not about to stop.
+
+        Of a group that is the member which takes its calls.
+        """
         return [
             instance
             for instance in self._by_key.get(key, {}).values()
             if instance.state in states
+            and instance.takes_calls
             and instance.instance_id not in self._draining
             and self._usable(instance.node)
         ]
@@ -401,7 +405,7 @@ class ClusterStateCache:
         failed = record.state is InstanceState.FAILED and not record.no_room
         if failed and (known is None or known.state in STARTING_STATES):
             self.backoff.log(key, record.instance_id, record.node, record.error or "no reason given")
-        if record.state is InstanceState.READY:
+        if record.state is InstanceState.READY and record.takes_calls:
             self.backoff.clear_log(key)
             if known is None or known.state in STARTING_STATES:
                 for callback in self._on_start:

@@ -12,8 +12,9 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.control.node_calls import NodeCalls
 from gateway.core.contract import DispatchError, PulledModel, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
+from gateway.planning.groups import can_be_group
 from gateway.planning.image_sources import choose_sources, choose_warm
-from gateway.planning.placement import unschedulable_reason
+from gateway.planning.placement import too_small, unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
@@ -82,7 +83,8 @@ class ClusterControl:
                 return len({i.node for i in ready} & set(on)) >= instances
             if instances and upward:
                 return len(ready) >= instances
-            return len(self._state_cache.instances(key)) == len(ready) == instances
+            known = [one for one in self._state_cache.instances(key) if one.takes_calls]
+            return len(known) == len(ready) == instances
 
         await self._wait(
             lambda: reached() or bool(self._failure(key, serial)),
@@ -232,6 +234,10 @@ class ClusterControl:
         image = version.image
         if image is None:
             return
+        if not self._state_cache.holders(image, Tier.HOST):
+            await self._wait_for_node()
+            if self._is_read_by_parts(version):
+                return
         failed: set[str] = set()
         last = self._no_host_room(version)
         for _ in range(_WARM_TRIES):
@@ -257,6 +263,13 @@ class ClusterControl:
             else:
                 return
         raise _start_failed(f"no host copy of {version.function}: {last}")
+
+    def _is_read_by_parts(self, version: FunctionVersion) -> bool:
+        """Return whether no host memory could ever have the image, and groups read it from the store."""
+        nodes = list(self._state_cache.usable_nodes())
+        fits = any(node.host_bytes >= version.image_bytes for node in nodes)
+        is_group = can_be_group(version) and all(too_small(node, version, 0) for node in nodes)
+        return is_group and not fits and all(node.reads_store for node in nodes)
 
     def _no_host_room(self, version: FunctionVersion) -> str:
         largest = max((entry.record.host_bytes for entry in self._state_cache.nodes()), default=0)

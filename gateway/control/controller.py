@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from math import inf
 
 from gateway.cluster.condition import ChangeCondition
@@ -16,6 +17,7 @@ from gateway.planning.actions import (
     Action,
     DropAction,
     FailStartAction,
+    FetchLayersAction,
     FetchVersionAction,
     PrefetchAction,
     PrepareLinksAction,
@@ -35,6 +37,8 @@ from registry.records.node import NodeState
 
 log = logging.getLogger(__name__)
 
+_MEMBERS_S = 10.0  # how long a group's leader is started after its members at most
+_LAYERS_RETRY_S = 1.0
 _RESERVE = "reserve"  # the first phase of a start, in which it reserves arena space
 _CONNECT_S = 0.5  # how long a new controller waits for channels to all nodes
 _STEP_S = 0.02  # between the beginnings of two steps: while much changes, each takes in many changes
@@ -185,6 +189,8 @@ class Controller:
                 return self._drop(action)
             case FetchVersionAction():
                 return self._fetch(action)
+            case FetchLayersAction():
+                return self._fetch_layers(action.version)
             case PrepareLinksAction():
                 return self._prepare_links(action)
 
@@ -195,6 +201,7 @@ class Controller:
         log.info("%s: starting instance %s on node %s", key, instance_id, action.node)
         try:
             action = await self._live.prepare_start(action)
+            await self._members_accepted(action)
             async for step in self._calls.start(action, fence):
                 stage = step.stage
                 self._progress.note(key, instance_id, stage, step.fraction)
@@ -213,6 +220,10 @@ class Controller:
                 self._planner.cancel_start(instance_id)
                 return
             log.warning("%s: start of %s on node %s failed: %s", key, instance_id, action.node, error)
+            if isinstance(error, RemoteError) and error.code == "pipeline_lost":
+                now = self._clock.monotonic_s()  # of a group, of which the member that failed reports why
+                self._planner.on_start_failed(key, instance_id, action.node, now, at_fault=True)
+                return
             # In later phases the error means the host's memory.
             if isinstance(error, RemoteError) and error.code == "out_of_memory" and stage == _RESERVE:
                 await self._calls.refresh(action.node)
@@ -225,6 +236,23 @@ class Controller:
             self._stops.discard(instance_id)
             self._progress.forget(key, instance_id)
             self._changes.notify_soon()
+
+    async def _members_accepted(self, action: StartAction) -> None:
+        """Return once the nodes of a leader's other members have accepted these, or have not in time."""
+        if action.group is None or action.group.leader.instance_id != action.instance_id:
+            return
+        others = action.group.others(action.instance_id)
+
+        def accepted() -> bool:
+            known = self._state_cache.instance
+            return all(
+                known(one.instance_id) is not None or one.instance_id not in self._planner.pending
+                for one in others
+            )
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MEMBERS_S):
+                await self._changes.wait_for(accepted)
 
     async def _start_failed(self, action: StartAction, error: RegistryError) -> None:
         """Record the failure here, and publish it for the other gateways unless the node did."""
@@ -363,4 +391,14 @@ class Controller:
             log.warning("%s: version not read: %s", action.key, error)
             self._state_cache.backoff.log(action.key, f"version {action.key}", "", str(error))
         self._planner.on_fetched(action.key)
+        self._changes.notify_soon()
+
+    async def _fetch_layers(self, version: FunctionVersion) -> None:
+        key = VersionKey(version.function, version.version)
+        try:
+            self._planner.on_layers(version, await self._calls.layers(version))
+        except RegistryError as error:
+            log.warning("%s: its layers were not read: %s", key, error)
+            await asyncio.sleep(_LAYERS_RETRY_S)
+            self._planner.on_layers_failed(version)
         self._changes.notify_soon()

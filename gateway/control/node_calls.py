@@ -10,8 +10,10 @@ from gateway.cluster.start_assets import StartAssets
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.planning.actions import StartAction, StopAction
 from gateway.planning.cast_publisher import CastPublisher
+from gateway.planning.groups import LayerSizes, layer_sizes
 from registry.config.function_secrets import SecretVault
 from registry.errors import ChannelClosed, ChannelError, InvalidRecord, NotFound, RegistryError, RemoteError
+from registry.images.codec import decode_manifest
 from registry.messages.images import (
     CheckModel,
     CloseFolders,
@@ -40,6 +42,7 @@ from registry.records.cast import CastRecord
 from registry.records.engine import EngineKind
 from registry.records.fence import Fence
 from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceGroup
 
 # How long a start waits for the first bytes on the node that it pulls the image from.
 _ARRIVAL_S = 30.0
@@ -104,8 +107,10 @@ class NodeCalls:
             engine=version.engine,
             engine_args=version.engine_args,
             native_first=version.native_first,
+            group=action.group,
+            channels=self._channels_of(action.group),
         )
-        with self._arriving(version.image, action.node) as arrival:
+        with self._arriving(version.image if action.loads_whole else None, action.node) as arrival:
             async with self._casts.joining(action.cast, action.node):
                 await self._wait_for_source(version.image, action.holders)
                 started = False
@@ -118,6 +123,21 @@ class NodeCalls:
                         started = isinstance(reply, InstanceStarted)
                 if not started:
                     raise RemoteError("internal", f"node {action.node} ended the start without a result")
+
+    def _channels_of(self, group: InstanceGroup | None) -> tuple[str, ...]:
+        """Return the channels of a group's members. Raises ChannelClosed if one is lost."""
+        channels = []
+        for member in () if group is None else group.members:
+            entry = self._state_cache.node(member.node)
+            if entry is None:
+                raise ChannelClosed(f"node {member.node} of the group is lost")
+            channels.append(entry.record.channel)
+        return tuple(channels)
+
+    async def layers(self, version: FunctionVersion) -> LayerSizes | None:
+        """Return the sizes of the version's layers, None if its image cannot be divided by layers."""
+        image = await self._assets.image_ref(version, ())
+        return None if image is None else layer_sizes(decode_manifest(image.manifest_bytes))
 
     async def _secrets(self, version: FunctionVersion) -> dict[str, str]:
         try:

@@ -329,7 +329,9 @@ class RequestExecution(OpenCall):
             replica_call = ReplicaCall(call_id, instance.head.instance_id, instance.node, client)
             others = [ReplicaCall(call_id, one.instance_id, one.node, None) for one in instance.others]
         else:
-            replica_call, others = ReplicaCall(call_id, instance.instance_id, instance.node, client), []
+            replica_call = ReplicaCall(call_id, instance.instance_id, instance.node, client)
+            helpers = instance.helpers if isinstance(instance, InstanceRecord) else ()
+            others = [ReplicaCall(call_id, one.instance_id, one.node, None) for one in helpers]
         self._replica_calls += [replica_call, *others]
         self._tries += 1
         return replica_call

@@ -31,7 +31,10 @@ class FakeInstance:
 
 
 class FakeInstances:
-    """A fake node's instances by id. A start outlives its request, and a repeated request joins it."""
+    """A fake node's instances by id. A start outlives its request, and a repeated request joins it.
+
+    A member of a group is ready by itself. Without grace a stop does not wait for calls.
+    """
 
     def __init__(self, host: "FakeNode") -> None:
         self._host = host
@@ -48,6 +51,14 @@ class FakeInstances:
         for instance in self._all.values():
             instance.settled.set()
         self._all.clear()
+
+    async def lose(self, node: str) -> None:
+        """Fail the leaders of groups with a member on a node that is lost."""
+        for id_, instance in list(self._all.items()):
+            if any(helper.node == node for helper in instance.record.helpers) and instance.record.takes_calls:
+                del self._all[id_]
+                instance.settled.set()
+                await self._publish(instance, InstanceState.FAILED)
 
     async def start(self, request: StartInstance, send: Send) -> None:
         known = self._all.get(request.instance_id)
@@ -66,7 +77,7 @@ class FakeInstances:
         if instance is None:
             raise RemoteError("no_such_instance", request.instance_id)
         await self._publish(instance, InstanceState.DRAINING)
-        if instance.running:
+        if instance.running and request.grace_s:
             await instance.idle.wait()
         del self._all[request.instance_id]
         instance.settled.set()
@@ -101,6 +112,7 @@ class FakeInstances:
             start_kind=StartKind.WARM if is_warm else StartKind.COLD,
             since=1.0,
             max_concurrency=request.max_concurrency,
+            group=request.group,
         )
         instance = FakeInstance(record=record, image=None if image is None else image.image)
         self._all[request.instance_id] = instance
@@ -113,8 +125,9 @@ class FakeInstances:
                 await host.fetch(image, send)
             finally:
                 await _ended(reporting)
-            await host.hold(image.image, Tier.HOST, image.nbytes)
-            await host.hold(image.image, Tier.GPU, image.nbytes)
+            if request.group is None:  # a part is no copy
+                await host.hold(image.image, Tier.HOST, image.nbytes)
+                await host.hold(image.image, Tier.GPU, image.nbytes)
         await self._publish(instance, InstanceState.READY)
         instance.settled.set()
         await send(_started(instance.record))

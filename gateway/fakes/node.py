@@ -180,6 +180,7 @@ class FakeNode:
         self.alive = False
         for fellow in self._fellows().values():
             fellow.pipelines.lose(self.id)
+            await fellow.instances.lose(self.id)
         self.instances.clear()
         self.loaded.clear()
         self._record = replace(self._record, holdings=(), gpu_free_bytes=self._record.gpu_bytes)
@@ -352,13 +353,17 @@ class FakeNode:
                 context = ids + generated
                 if work.hand_off and sampling.max_tokens - len(generated) > 1:
                     await send(Tokens(ids=(), kv=kv_of(work)))
+                helpers = self._helpers(work.instance_id)
                 for i in range(len(generated), sampling.max_tokens):
                     await self.token.through()
+                    self._check_group(work.instance_id)
                     context += (next_token(context, self._vocabulary),)
                     reason = "length" if i + 1 == sampling.max_tokens else ""
                     if work.hand_off and not reason:
                         reason = MOVED
                     used_us = self.use(work.request_id)
+                    for helper in helpers:
+                        helper.use(work.request_id)
                     logprobs = () if sampling.logprobs is None else (TokenLogprob(-context[-1] / 1000),)
                     await send(
                         Tokens(
@@ -389,6 +394,20 @@ class FakeNode:
         await send(
             RequestUsage(prompt_tokens=prompt, completion_tokens=made, gpu_us=used_us, exec_us=used_us)
         )
+
+    def _helpers(self, instance_id: str) -> "list[FakeNode]":
+        """Return the other nodes of the instance's group."""
+        instance, fellows = self.instances.get(instance_id), self._fellows()
+        return [] if instance is None else [fellows[one.node] for one in instance.record.helpers]
+
+    def _check_group(self, instance_id: str) -> None:
+        """Raise RemoteError if a member of the instance's group is lost."""
+        instance, fellows = self.instances.get(instance_id), self._fellows()
+        if instance is None:
+            raise RemoteError("pipeline_lost", f"{self.id}: instance {instance_id} has ended")
+        for one in instance.record.helpers:
+            if not fellows[one.node].runs(one.instance_id):
+                raise RemoteError("pipeline_lost", f"{one.node} is lost")
 
     async def _die_in_time(self) -> None:
         if self.dies_after is None:

@@ -254,7 +254,7 @@ class _ClusterCollector:
         )
         counts: Tally[tuple[str, str]] = Tally()
         for instance in view.instances:
-            counts[instance.function, instance.state] += 1
+            counts[instance.function, instance.state] += instance.takes_calls
         for function in view.functions:
             for state in (InstanceState.STARTING, InstanceState.LOADING, InstanceState.READY):
                 counts[function.name, state] += 0

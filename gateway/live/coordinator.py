@@ -184,6 +184,8 @@ class LiveCoordinator:
 
     def _why_never(self, start: StartAction) -> str:
         """Return why the start can never serve live, "" where it can."""
+        if start.group is not None:
+            return f"a group of {len(start.group.members)} nodes serves once all have their layers"
         if not is_layered(start.version):
             return f"a {start.version.task} function cannot serve live"
         return "live is off" if self._tracker.setting(start.key) is LiveMode.OFF else ""

@@ -64,7 +64,8 @@ def unclaimed_starts(
         pipelines = () if record is None else record.pipelines
         members = {stage.instance_id for pipeline in pipelines for stage in pipeline.stages}
         for instance in state_cache.starting(key):
-            if instance.instance_id not in members and instance.instance_id not in known:
+            is_known = instance.instance_id in members or instance.instance_id in known
+            if not is_known and instance.group is None:
                 start = StartAction(
                     instance_id=instance.instance_id,
                     version=version,

@@ -7,6 +7,8 @@
 - `cast_publisher`: publishes cast records
 - `debounce`: debouncing of growing demand
 - `demand_sum`: the load of all gateways together
+- `group_starts`: starts of groups, and instances to stop for one
+- `groups`: which nodes share an image that fits none of them, and which layers each has
 - `image_owners`: which host owns the pinned copy of each image
 - `image_sources`: sources of each image, and hosts of new copies
 - `link_peers`: links that nodes open to each other when they join

@@ -7,6 +7,7 @@ from gateway.cluster.state_cache import VersionKey
 from registry.messages.images import ImageHolder, LinkPeer
 from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +15,8 @@ class StartAction:
     """Start `instance_id` of `version` on `node`; its bytes come by `cast`, `holders`, disk or store.
 
     `room_bytes` is the arena space that the plan assumed. A `live` start may be a stage of a pipeline while
-    it loads; from host memory it loads the layers from `first_layer` on first.
+    it loads; from host memory it loads the layers from `first_layer` on first. A member of a `group` loads
+    its own layers only.
     """
 
     instance_id: str
@@ -26,10 +28,16 @@ class StartAction:
     cast: CastRecord | None = None
     live: bool = False
     first_layer: int = 0
+    group: InstanceGroup | None = None
 
     @property
     def key(self) -> VersionKey:
         return VersionKey(self.version.function, self.version.version)
+
+    @property
+    def loads_whole(self) -> bool:
+        """Whether the node loads a whole image, of which others can read it."""
+        return self.version.image is not None and self.group is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,11 @@ class PrefetchAction:
     preserve_pinned: bool = False
     cast: CastRecord | None = None
 
+    @property
+    def loads_whole(self) -> bool:
+        """Whether there is an image, which is loaded as a whole."""
+        return self.version.image is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpinAction:
@@ -93,6 +106,13 @@ class FetchVersionAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLayersAction:
+    """Read the sizes of a version's layers, of which a group is made."""
+
+    version: FunctionVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareLinksAction:
     """Connect the node to these peers before a cast needs it."""
 
@@ -108,5 +128,6 @@ Action = (
     | UnpinAction
     | DropAction
     | FetchVersionAction
+    | FetchLayersAction
     | PrepareLinksAction
 )

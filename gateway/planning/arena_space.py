@@ -67,10 +67,10 @@ class ArenaSpace:
         self.cache = state_cache
         self.index = state_cache.index
         self.reserved: Counter[str] = Counter()
-        for key, name in _coming(state_cache, pending):
-            version, node = state_cache.version(key), self.index.usable.get(name)
+        for start in (*pending, *_beginning(state_cache)):
+            version, node = state_cache.version(start.key), self.index.usable.get(start.node)
             if version is not None and node is not None:
-                self.reserve(version, node, backoff.min_bytes(key))
+                self.reserve(version, node, backoff.min_bytes(start.key), start.part_bytes)
 
     def __repr__(self) -> str:
         return f"<ArenaSpace of {self.index!r}, {self.reserved.total()} bytes reserved>"
@@ -88,9 +88,12 @@ class ArenaSpace:
         """Return the arena space of the node for a start of the image."""
         return arena_room(node, image, self.index.space(node.id).used) - self.reserved[node.id]
 
-    def reserve(self, version: FunctionVersion, node: NodeRecord, min_bytes: int = 0) -> None:
-        """Reserve the most that a start takes."""
-        self.reserved[node.id] += start_bytes(version, node, self.room(node, version.image), min_bytes)
+    def reserve(
+        self, version: FunctionVersion, node: NodeRecord, min_bytes: int = 0, part_bytes: int | None = None
+    ) -> None:
+        """Reserve the most that a start takes; a member of a group has `part_bytes` of the image."""
+        room = self.room(node, version.image)
+        self.reserved[node.id] += start_bytes(version, node, room, min_bytes, part_bytes)
 
     def lacks(self, request: SpaceRequest, node: NodeRecord) -> int:
         """Return how many bytes the node lacks for a start."""
@@ -190,21 +193,27 @@ class _KindFilter(dict[NodeKind, bool]):
         return self[kind]
 
 
-def _coming(
-    state_cache: ClusterStateCache, pending: Iterable[PendingStart]
-) -> Iterator[tuple[VersionKey, str]]:
-    """Yield the version and node of starts that the nodes' records do not include yet.
+def _beginning(state_cache: ClusterStateCache) -> Iterator[PendingStart]:
+    """Yield the starts with a record that the nodes' records do not include yet.
 
     A node reports an instance as loading only after its record includes the region.
     """
-    yield from ((start.key, start.node) for start in pending)
     for one in state_cache.instances():
         if one.state is InstanceState.STARTING:
-            yield VersionKey(one.function, one.version), one.node
+            key = VersionKey(one.function, one.version)
+            yield PendingStart(key=key, node=one.node, image=None, part_bytes=_part_bytes(one))
+
+
+def _part_bytes(instance: InstanceRecord) -> int | None:
+    """Return what a member of a group has of its image, None for an instance with all of it."""
+    group = instance.group
+    return None if group is None else group.member(instance.instance_id).image_bytes
 
 
 def instance_bytes(state_cache: ClusterStateCache, instance: InstanceRecord) -> int:
-    """Return the arena bytes of the instance's image."""
+    """Return the arena bytes of the instance's image, or of its part."""
+    if (part := _part_bytes(instance)) is not None:
+        return part
     version = state_cache.version(VersionKey(instance.function, instance.version))
     return version.image_bytes if version is not None and version.image is not None else 0
 
@@ -320,6 +329,49 @@ def _fewest_victims(
     return chosen
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeableBytes:
+    """Arena bytes that an instance frees once `stop` has stopped; None: it is leaving anyway."""
+
+    stop: InstanceRecord | None
+    nbytes: int
+
+
+def freeable(
+    request: SpaceRequest,
+    space: ArenaSpace,
+    loads: Mapping[VersionKey, FunctionLoad],
+    *,
+    in_flight: Mapping[str, int],
+    stopping: Collection[str],
+) -> dict[str, list[FreeableBytes]]:
+    """Return what instances would free on each free node: those that are leaving, then idle surplus."""
+    cache, key = space.cache, VersionKey(request.version.function, request.version.version)
+    idle = _idle_surplus(key, cache, loads, in_flight)
+    left, going = Counter(idle.spare), dict[str, InstanceRecord | None]()
+    for one in sorted(cache.instances(), key=lambda one: one.since):
+        other = VersionKey(one.function, one.version)
+        if is_leaving(one, stopping):
+            going[one.instance_id] = None
+        elif one.instance_id in idle.instances and left[other] > 0:
+            left[other] -= 1
+            going[one.instance_id] = one
+    found: dict[str, list[FreeableBytes]] = {}
+    for node in space.index.usable.values():
+        here = space.index.instances_on(node.id) if node.id in request.free else ()
+        freed = _freed_bytes(node, here, cache)
+        for instance in here:
+            # The members of a group stop with the one that takes its calls.
+            leader = instance.instance_id if instance.group is None else instance.group.leader.instance_id
+            name = instance.instance_id if instance.instance_id in going else leader
+            if name in going:
+                part = FreeableBytes(stop=going[name], nbytes=freed[instance.instance_id])
+                found.setdefault(node.id, []).append(part)
+    for parts in found.values():
+        parts.sort(key=lambda part: part.stop is not None)
+    return found
+
+
 def is_leaving(instance: InstanceRecord, stopping: Collection[str]) -> bool:
     """Return whether the instance takes no new calls and stops after its current ones."""
     return instance.state is InstanceState.DRAINING or instance.instance_id in stopping
@@ -332,5 +384,6 @@ def _freed_bytes(
     images = {i.instance_id: instance_bytes(state_cache, i) for i in here}
     models = sum(1 for nbytes in images.values() if nbytes)
     held = sum(h.bytes for h in node.holdings if Tier.GPU in h.tiers)
+    held += sum(_part_bytes(i) or 0 for i in here)
     rest = max(0, node.gpu_bytes - node.gpu_free_bytes - held)
     return {id_: nbytes + rest // models if nbytes else 0 for id_, nbytes in images.items()}

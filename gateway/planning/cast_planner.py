@@ -72,7 +72,8 @@ class CastPlanner:
             del self._latest[image]
         moves: dict[str, list[StartAction | PrefetchAction]] = {}
         for action in plan.actions:
-            if isinstance(action, StartAction | PrefetchAction) and action.version.image is not None:
+            if isinstance(action, StartAction | PrefetchAction) and action.loads_whole:
+                assert action.version.image is not None
                 moves.setdefault(action.version.image, []).append(action)
         deliveries = {
             image: self.deliver(
@@ -356,8 +357,9 @@ def _member(node: NodeRecord, image: str, epoch: int = 0, joined_at: float = 0.0
 
 def _delivered(action: Action, deliveries: Mapping[str, ImageDelivery]) -> Action:
     """Return the action with its cast and holders."""
-    if not isinstance(action, StartAction | PrefetchAction) or action.version.image is None:
+    if not isinstance(action, StartAction | PrefetchAction) or not action.loads_whole:
         return action
+    assert action.version.image is not None
     delivery = deliveries[action.version.image]
     holders = delivery.holders_for(action.node, action.holders)
     return replace(action, holders=holders, cast=delivery.cast_for(action.node))

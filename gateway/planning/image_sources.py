@@ -106,6 +106,24 @@ def choose_sources(
     )
 
 
+def choose_part_sources(
+    image: str, targets: Sequence[NodeRecord], nodes: Sequence[NodeRecord], loading: Sequence[NodeRecord]
+) -> ImageSources:
+    """Choose the holders for the members of a group.
+
+    Where no node holds the image, each reads its own part from its disk or the store: no byte is read twice.
+    """
+    image_holders = ImageHolders(image, nodes, loading)
+    if image_holders:
+        return ImageSources(holders={target.id: image_holders.for_target(target) for target in targets})
+    for target in targets:
+        if choose_loader(image, [target]) is None:
+            return ImageSources(
+                holders={}, error=f"no node holds the image, and {target.id} cannot read the store"
+            )
+    return ImageSources(holders={target.id: () for target in targets})
+
+
 def choose_loader(image: str, nodes: Sequence[NodeRecord]) -> NodeRecord | None:
     """Return the node that reads the image from its disk, else the first that can read the store."""
     on_disk = [node for node in nodes if tier_of(node, image) is Tier.DISK]

@@ -29,7 +29,8 @@ def function_loads(
     nodes = outlook.nodes
     waiting: dict[VersionKey, list[str]] = {}
     for instance_id, start in pending.items():
-        waiting.setdefault(start.key, []).append(instance_id)
+        if start.counts:
+            waiting.setdefault(start.key, []).append(instance_id)
     keys = {*state_cache.instance_keys(), *waiting, *(key for key, demand in demands.items() if demand.held)}
     keys.update(VersionKey(f.name, f.current) for f in state_cache.functions.values())
     loads = {}

@@ -124,7 +124,9 @@ class StartTimes:
         return f"<StartTimes {self._seen}>"
 
     def on_ready(self, record: InstanceRecord) -> None:
-        """Add the start of an instance that is ready."""
+        """Add the start of an instance that is ready; of a group that of its leader, which waits for all."""
+        if not record.takes_calls:
+            return
         key = VersionKey(record.function, record.version), record.start_kind
         took_s = sum(record.phases_ms.values()) / 1e3
         if 0 < took_s <= _MAX_START_S:

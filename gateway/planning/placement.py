@@ -17,6 +17,7 @@ from gateway.cluster.node_space import (
     idle_used_at,
     tier_of,
 )
+from gateway.planning.groups import MAX_MEMBERS, can_be_group
 from registry.config.emulation import mismatch
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
@@ -130,12 +131,14 @@ def extra_bytes(version: FunctionVersion, min_bytes: int) -> int:
     return max(version.image_bytes // _KV_SHARE if _has_kv(version) else 0, min_bytes)
 
 
-def start_bytes(version: FunctionVersion, node: NodeRecord, room: int, min_bytes: int) -> int:
+def start_bytes(
+    version: FunctionVersion, node: NodeRecord, room: int, min_bytes: int, part_bytes: int | None = None
+) -> int:
     """Return the most that a start takes of `room` bytes of the node's arena.
 
-    That is the image, and for the KV cache up to half of what is left.
+    That is the image, or the part that a member of a group has, and for the KV cache up to half of the rest.
     """
-    image_bytes = image_need(version, node)
+    image_bytes = image_need(version, node) if part_bytes is None else part_bytes
     half = max(0, room - image_bytes) // 2 if _has_kv(version) else 0
     return image_bytes + max(half, extra_bytes(version, min_bytes))
 
@@ -225,8 +228,22 @@ def unschedulable_reason(version: FunctionVersion, nodes: Sequence[NodeRecord]) 
             return f"no node can run it: {next(iter(reasons.values()))}"
     largest = max(node.gpu_bytes for node in able)
     if version.image is not None and largest and version.image_bytes > largest:
-        return f"the image has {version.image_bytes} bytes, the largest accelerator arena only {largest}"
+        return _too_large(version, able, largest)
     return ""
+
+
+def _too_large(version: FunctionVersion, able: Sequence[NodeRecord], largest: int) -> str:
+    """Return why no group of nodes has the arenas for the image either, "" if one has."""
+    reason = f"the image has {version.image_bytes} bytes, the largest accelerator arena only {largest}"
+    if not can_be_group(version):
+        return reason
+    arenas = sorted((node.gpu_bytes for node in able), reverse=True)[:MAX_MEMBERS]
+    if len(arenas) > 1 and sum(arenas) >= version.image_bytes:
+        return ""
+    if len(arenas) < 2:
+        return f"{reason}, and there is no other node for a part of it"
+    together = f"the {len(arenas)} largest together only {sum(arenas)}"
+    return f"{reason}, and {together} (raise --gpu-memory or add nodes)"
 
 
 def too_small(node: NodeRecord, version: FunctionVersion, min_bytes: int) -> bool:

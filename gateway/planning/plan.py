@@ -60,12 +60,18 @@ class VersionDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingStart:
-    """A requested start without a record; once the node reported it as ready, one must appear by `until`."""
+    """A requested start without a record; once the node reported it as ready, one must appear by `until`.
+
+    The node will have the whole `image`; a member of a group (then it is None) has `part_bytes` of one. Of a
+    group one member `counts` as the instance.
+    """
 
     key: VersionKey
     node: str
     image: str | None
     until: float | None = None
+    part_bytes: int | None = None
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from gateway.cluster.backoff import BackoffTable
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.actions import StartAction, StopAction
+from gateway.planning.groups import LayerSizes, broken_groups
 from gateway.planning.loads import can_resume, function_loads
 from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import choose_stops
@@ -28,8 +29,8 @@ from gateway.planning.policy import (
 from gateway.planning.roles import RoleNeed, assign_roles
 from gateway.planning.starts import ScalingStep, StartPlanner, StartRequest, StartResult
 from registry.records.engine import EngineKind
-from registry.records.function import ScalingMode, ServingMode
-from registry.records.instance import InstanceRecord
+from registry.records.function import FunctionVersion, ScalingMode, ServingMode
+from registry.records.instance import GroupMember, InstanceRecord
 from registry.records.live import InstanceRole
 from registry.records.node import NodeRecord
 
@@ -87,6 +88,7 @@ class ScalingPlanner:
         self._apply_scale_requests(state_cache, now)
         plan = Plan()
         self._stop_orphans(state_cache, plan)
+        self._stop_broken_groups(state_cache, plan)
         self.outlook.begin(state_cache, now)
         loads = function_loads(
             state_cache, demands, self.pending, self.stopping, self.outlook, self._paused, self._states
@@ -147,6 +149,23 @@ class ScalingPlanner:
         for instance in state_cache.instances():
             if instance.function not in state_cache.functions:
                 self._stop(instance, state_cache, plan, self._settings.delete_grace_s)
+
+    def _stop_broken_groups(self, state_cache: ClusterStateCache, plan: Plan) -> None:
+        """Stop what is left of groups that lost a member: their calls continue on others.
+
+        A leader that cannot be reached is lost. That it cannot reach another member shows in its own record.
+        """
+
+        def is_there(member: GroupMember) -> bool:
+            entry, known = state_cache.node(member.node), state_cache.instance(member.instance_id)
+            if entry is None or known is None:
+                return entry is not None and member.instance_id in self.pending
+            return entry.reached or not known.takes_calls
+
+        for instance in list(broken_groups(state_cache.instances(), is_there)):
+            entry = state_cache.node(instance.node)
+            if entry is not None and entry.reached:
+                self._stop(instance, state_cache, plan, 0.0)
 
     def _update_current(self, step: ScalingStep) -> list[VersionKey]:
         """Record which versions became current or retiring; return the keys in planning order.
@@ -370,6 +389,14 @@ class ScalingPlanner:
         the feed does not revive it.
         """
         self.stopping.pop(instance_id, None)
+
+    def on_layers(self, version: FunctionVersion, sizes: LayerSizes | None) -> None:
+        """Record the layers of a version of which groups are to be made, None if it cannot be divided."""
+        self._starts.groups.on_layers(version, sizes)
+
+    def on_layers_failed(self, version: FunctionVersion) -> None:
+        """Record that they could not be read now."""
+        self._starts.groups.on_layers_failed(version)
 
     def on_prefetched(self, image: str, node: str) -> None:
         """Record the end of a prefetch."""

@@ -399,7 +399,7 @@ def _starts_without_copy(step: _CopyStep) -> list[StartAction]:
     """Return the starts of the plan that bring a new image into the host memory of their node."""
     found = []
     for action in step.plan.actions:
-        if not isinstance(action, StartAction) or action.version.image is None:
+        if not isinstance(action, StartAction) or action.version.image is None or not action.loads_whole:
             continue
         entry = step.cache.node(action.node)
         if entry is not None and entry.record.host not in step.copies.get(action.version.image, {}):

@@ -19,7 +19,8 @@ from gateway.planning.arena_space import (
     choose_victims,
     is_leaving,
 )
-from gateway.planning.image_sources import choose_sources
+from gateway.planning.group_starts import GroupPlanner
+from gateway.planning.image_sources import choose_part_sources, choose_sources
 from gateway.planning.placement import (
     choose_starts,
     image_need,
@@ -30,7 +31,7 @@ from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSetti
 from gateway.planning.policy import FunctionLoad
 from registry.messages.images import ImageHolder
 from registry.records.function import FunctionVersion
-from registry.records.instance import InstanceRecord
+from registry.records.instance import InstanceGroup, InstanceRecord
 from registry.records.node import NodeRecord, Tier
 
 
@@ -81,6 +82,7 @@ class StartPlanner:
         # Versions whose calls wait without any instance, since when: up to the last step, and in this one.
         self._without: dict[VersionKey, float] = {}
         self._still_without: dict[VersionKey, float] = {}
+        self.groups = GroupPlanner(new_id)
         self._loaders: dict[VersionKey, str] = {}  # the nodes from which other starts get the image
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
@@ -102,10 +104,14 @@ class StartPlanner:
             self._fetch(key, step.plan)
             return StartResult.PLANNED, ()
         kinds = cache.index.of_each_kind()
-        if unschedulable_reason(version, kinds):
+        fits_none = self.groups.needed(version, kinds, self._backoff.min_bytes(key))
+        is_group = fits_none and len(cache.nodes()) > 1
+        if unschedulable_reason(version, _known_nodes(cache) if is_group else kinds):
             return StartResult.UNSCHEDULABLE, ()
         wanted = self._space_request(request, version, step)
         space = self._step_space(cache)
+        if is_group:
+            return self._plan_groups(request, wanted, space, step)
         chosen = choose_starts(wanted.count, space.candidates(wanted))
         targets = [cache.index.usable[site.id] for site in chosen]
         error = self._add_starts(version, targets, space, step)
@@ -130,6 +136,37 @@ class StartPlanner:
         space.reserve(version, freed.node, wanted.min_bytes)
         return StartResult.PLANNED, freed.victims
 
+    def _plan_groups(
+        self, request: StartRequest, wanted: SpaceRequest, space: ArenaSpace, step: ScalingStep
+    ) -> tuple[StartResult, Sequence[InstanceRecord]]:
+        """Add the starts of groups to the plan; return also instances to stop for the first one."""
+        version, used = wanted.version, set[str]()
+        if not self.groups.is_known(version, step.plan):
+            return StartResult.PLANNED, ()
+        formed = 0
+        while formed < request.count and (group := self.groups.choose(wanted, space, used)) is not None:
+            error = self._add_members(version, group, space, step)
+            if error:
+                fail_at = step.now + self._settings.no_source_s
+                return self._defer(request, version, error, step, fail_at), ()
+            used |= {member.node for member in group.members}
+            formed += 1
+        if formed:
+            return StartResult.PLANNED, ()
+        if reason := self.groups.why_never(wanted, _known_nodes(step.cache)):
+            reason = self._backoff.space_reason(request.key) or reason
+            fail_at = step.now + self._settings.no_source_s  # a lost node may be back by then
+            return self._defer(request, version, reason, step, fail_at), ()
+        if not step.loads[request.key].held:
+            return StartResult.PLANNED, ()
+        parts, victims = self.groups.choose_victims(
+            wanted, space, step.loads, in_flight=step.in_flight, stopping=self.stopping
+        )
+        for part in parts:  # of this step no other start takes the space
+            node = step.cache.index.usable[part.node]
+            space.reserve(version, node, wanted.min_bytes, part.image_bytes)
+        return StartResult.PLANNED, victims
+
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         """Return the usable nodes on which the image is arriving, oldest first."""
         return loading_nodes(image, state_cache, self.prefetching, self.pending.values())
@@ -153,6 +190,9 @@ class StartPlanner:
         used = state_cache.index.used_images(action.node)
         room = min(action.room_bytes, arena_room(entry.record, action.version.image, used))
         lacked = max(0, room - image_need(action.version, entry.record))
+        if action.group is not None:  # as much as all layers would have lacked
+            member, last = action.group.member(action.instance_id), action.group.members[-1].last
+            lacked = max(0, room - member.image_bytes) * last // (member.last - member.first)
         self._backoff.no_space(action.key, action.node, lacked, reason, now)
 
     def on_fetched(self, key: VersionKey) -> None:
@@ -241,6 +281,41 @@ class StartPlanner:
             )
         return ""
 
+    def _add_members(
+        self, version: FunctionVersion, group: InstanceGroup, space: ArenaSpace, step: ScalingStep
+    ) -> str:
+        """Add the starts of a group's members to the plan; return an error if one cannot load its layers."""
+        cache, image, key = step.cache, version.image, VersionKey(version.function, version.version)
+        assert image is not None
+        targets = [cache.index.usable[member.node] for member in group.members]
+        loading = self.loading(cache, image)
+        sources = choose_part_sources(image, targets, cache.index.with_image(image), loading)
+        if sources.error:
+            return sources.error
+        max_concurrency = self._settings.max_concurrency(version.task, step.loads[key].scaling)
+        for member, node in zip(group.members, targets, strict=True):
+            self.pending[member.instance_id] = PendingStart(
+                key=key,
+                node=node.id,
+                image=None,
+                part_bytes=member.image_bytes,
+                counts=member is group.leader,
+            )
+            room_bytes = space.room(node, None)
+            space.reserve(version, node, self._backoff.min_bytes(key), member.image_bytes)
+            step.plan.actions.append(
+                StartAction(
+                    instance_id=member.instance_id,
+                    version=version,
+                    node=node.id,
+                    holders=sources.holders[node.id],
+                    max_concurrency=max_concurrency,
+                    room_bytes=room_bytes,
+                    group=group,
+                )
+            )
+        return ""
+
     def _defer(
         self, request: StartRequest, version: FunctionVersion, reason: str, step: ScalingStep, fail_at: float
     ) -> StartResult:
@@ -259,6 +334,11 @@ class StartPlanner:
         return StartResult.STUCK
 
 
+def _known_nodes(cache: ClusterStateCache) -> list[NodeRecord]:
+    """Return all nodes, also those that are not usable for a moment."""
+    return [entry.record for entry in cache.nodes()]
+
+
 def loading_nodes(
     image: str,
     state_cache: ClusterStateCache,
@@ -270,7 +350,8 @@ def loading_nodes(
     names += [p.node for p in pending if p.image == image]
     for version in state_cache.versions(image):
         key = VersionKey(version.function, version.version)
-        names += [i.node for i in sorted(state_cache.starting(key), key=lambda i: i.since)]
+        whole = [i for i in state_cache.starting(key) if i.group is None]
+        names += [i.node for i in sorted(whole, key=lambda i: i.since)]
     found = []
     for name in dict.fromkeys(names):
         node = state_cache.index.usable.get(name)

@@ -13,7 +13,7 @@ from invoker.base.errors import SettingsError
 from invoker.device import default_vllm_bytes
 from invoker.handlers.process import HandlerProcess
 from invoker.instances.load_feed import LoadFeed
-from invoker.instances.start_context import InstanceContext, MakeHandler
+from invoker.instances.start_context import InstanceContext, MakeHandler, OpenGroup
 from invoker.loading.attach import socket_path
 from invoker.loading.engine_images import EngineImages
 from invoker.log_rings import LogRings
@@ -35,6 +35,7 @@ def instance_context(
     meter: GpuMeter,
     rings: LogRings,
     vllm: VllmHost | None,
+    open_group: OpenGroup,
     stack: AsyncExitStack,
 ) -> InstanceContext:
     scratch = Path(tempfile.gettempdir()) / f"hypercast-handlers-{setup.config.cluster_id}"
@@ -50,6 +51,7 @@ def instance_context(
         loads=LoadFeed(setup.clock),
         log_line=rings.add,
         engine_images=EngineImages(images.loader, setup.state, setup.settings.node_id),
+        open_group=open_group,
         vllm=vllm,
     )
 

@@ -10,8 +10,10 @@ from invoker.assembly.instances import instance_context, open_vllm
 from invoker.assembly.memory import open_memory
 from invoker.assembly.setup import NodeSetup
 from invoker.instances.calls import Calls
+from invoker.instances.instance import Instance, ModelRunner
 from invoker.instances.manager import Instances
 from invoker.kv.transfer import KvConnector
+from invoker.live.groups import open_group
 from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.attach import AttachServer, socket_path
@@ -37,17 +39,18 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
     images = await open_images(setup, memory, casting, accounting, stack)
     rings = LogRings(setup.clock)
     vllm = await open_vllm(setup, memory, stack)
-    resources = instance_context(setup, memory.arena, images, accounting.meter, rings, vllm, stack)
+    listener = casting.listener
+    connect = partial(Channel.connect, secret=settings.secret, tls=setup.channel_tls.client)
+
+    async def lead(instance: Instance) -> ModelRunner:  # the context is bound late
+        return await open_group(instance, settings.node_id, connect, listener, context)
+
+    resources = instance_context(setup, memory.arena, images, accounting.meter, rings, vllm, lead, stack)
     changed = accounting.publisher.instance_changed
     instances = Instances(settings.node_id, resources, accounting.counters, published=changed)
-    listener = casting.listener
     context = StageContext(resources=resources, calls=accounting.calls, instance=instances.get)
     pipelines = HostedPipelines(
-        settings.node_id,
-        partial(Channel.connect, secret=settings.secret, tls=setup.channel_tls.client),
-        listener,
-        context,
-        lambda peer: peer in channel.peers,
+        settings.node_id, connect, listener, context, lambda peer: peer in channel.peers
     )
     kv_connector = KvConnector(listener, settings.kv_moves)
     stack.push_async_callback(kv_connector.aclose)

@@ -14,10 +14,10 @@ class ImageIncomplete(EngineError):
     code = "start_failed"
 
 
-def check_arrived(manifest: Manifest, image: memoryview, first: int, last: int) -> None:
+def check_arrived(manifest: Manifest, image: memoryview, first: int, last: int, base: int = 0) -> None:
     """Raise ImageIncomplete unless all bytes of the layers `[first, last)` are those of the image.
 
-    Other bytes, also of the same unit, are not read.
+    `image` has its bytes from `base` on. Other bytes, also of the same unit, are not read.
     """
     plan = EmulatedPlan(parse_model(manifest.architecture))
     for start, end in layer_byte_ranges(manifest, first, last):
@@ -25,10 +25,10 @@ def check_arrived(manifest: Manifest, image: memoryview, first: int, last: int) 
         outer = end if end == manifest.nbytes else end // UNIT_BYTES * UNIT_BYTES
         if inner > outer:  # the range is within one unit
             inner = outer = end
-        whole = image[inner:outer]
+        whole = image[inner - base : outer - base]
         wrong = [unit * UNIT_BYTES for unit in check_units(manifest, inner, whole)] if len(whole) else []
         edges = ((start, inner), (outer, end))
-        wrong += [edge_start for edge_start, stop in edges if not _same(plan, image, edge_start, stop)]
+        wrong += [edge_start for edge_start, stop in edges if not _same(plan, image, edge_start, stop, base)]
         if wrong:
             raise ImageIncomplete(
                 f"{manifest.architecture}: of the layers [{first}, {last}) the bytes from {min(wrong)} on "
@@ -36,7 +36,7 @@ def check_arrived(manifest: Manifest, image: memoryview, first: int, last: int) 
             )
 
 
-def _same(plan: EmulatedPlan, image: memoryview, start: int, end: int) -> bool:
+def _same(plan: EmulatedPlan, image: memoryview, start: int, end: int, base: int) -> bool:
     made = memoryview(bytearray(end - start))
     plan.read_into(start, made)
-    return made == image[start:end]
+    return made == image[start - base : end - base]

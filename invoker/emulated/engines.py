@@ -86,7 +86,8 @@ class EmulatedEngineFactory:
     def _check(self, spec: ModelSpec, region: DeviceRegion, profile: Profile) -> None:
         self._check_spans(spec, profile)
         assert region.buffer is not None
-        check_arrived(spec.manifest, region.buffer, *self._layers(spec, profile))
+        base = 0 if spec.held is None else spec.held[0]
+        check_arrived(spec.manifest, region.buffer, *self._layers(spec, profile), base)
 
     def _check_spans(self, spec: ModelSpec, profile: Profile) -> None:
         if spec.manifest.layers != profile.spans:

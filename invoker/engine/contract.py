@@ -36,7 +36,8 @@ class OutOfKvCache(EngineError):
 class ModelSpec:
     """A model to run: its manifest, the parsed config.json, and the compute dtype (`float32`, `bfloat16`, …).
 
-    `layers` is the half-open layer range; None means all layers, with embedding and head.
+    `layers` is the half-open layer range; None means all layers, with embedding and head. `held` are the
+    bytes `[start, end)` of the image that its region has; None means all.
     """
 
     manifest: Manifest
@@ -44,6 +45,7 @@ class ModelSpec:
     dtype: str
     context_length: int
     layers: tuple[int, int] | None = None
+    held: tuple[int, int] | None = None
 
 
 class DeviceRegion(Protocol):

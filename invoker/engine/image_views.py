@@ -42,15 +42,18 @@ def is_aligned(entry: TensorEntry) -> bool:
 
 
 class ImageViews:
-    """The tensors of the spec's manifest in `region`. Raises UnsupportedModel where they do not fit.
+    """The tensors of the spec's manifest in `region`, which has the bytes `spec.held` of the image.
 
-    They are views, but for copies of those that are not aligned to their elements, whose bytes must have
-    arrived.
+    Raises UnsupportedModel where they do not fit. They are views, but for copies of those that are not
+    aligned to their elements, whose bytes must have arrived.
     """
 
     def __init__(self, spec: ModelSpec, region: DeviceRegion) -> None:
-        if region.nbytes < spec.manifest.nbytes:
-            raise UnsupportedModel(f"the region has {region.nbytes} bytes, the image {spec.manifest.nbytes}")
+        self._start, self._end = spec.held or (0, spec.manifest.nbytes)
+        if region.nbytes < self._end - self._start:
+            raise UnsupportedModel(
+                f"the region has {region.nbytes} bytes, the image {self._end - self._start}"
+            )
         self.dtype = compute_dtype(spec.dtype)
         self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in spec.manifest.tensors}
         self._bytes = region_bytes(region)
@@ -112,7 +115,9 @@ class ImageViews:
         return self.entries[name]
 
     def _view(self, start: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        raw = self._bytes[start:end]
+        if start < self._start or end > self._end:
+            raise UnsupportedModel(f"bytes [{start}, {end}) of the image are not on this node")
+        raw = self._bytes[start - self._start : end - self._start]
         return (raw.clone() if start % dtype.itemsize else raw).view(dtype)
 
     def _check(self, entry: TensorEntry, shape: tuple[int, ...], dtype: torch.dtype) -> None:

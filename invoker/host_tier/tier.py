@@ -30,6 +30,7 @@ from invoker.host_tier.folder import (
 )
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import HostMapping, map_file
+from invoker.host_tier.part_writer import PartWriter
 from invoker.memory.mappings import advise_huge, available_bytes
 
 LATEST = 4  # recent loads; the largest gives the size of the spare buffer
@@ -192,6 +193,10 @@ class HostTier:
             writer.abandon()
             raise
         return writer
+
+    def begin_part(self, digest: str, nbytes: int) -> PartWriter:
+        """Return memory of this process for a part of an image of `nbytes`. Raises OSError."""
+        return PartWriter(self._folder, digest, nbytes)
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:

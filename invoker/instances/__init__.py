@@ -10,5 +10,6 @@
 - `manager`: starts and stops instances
 - `start_context`: what starts need, and their phases
 - `starting`: the start of a model or a handler
+- `starting_group`: the start of a member of a group, with a part of the layers
 - `starting_vllm`: the start of vLLM, alone or beside the native engine
 """

@@ -21,6 +21,7 @@ log = logging.getLogger("invoker.device_cache")
 class DeviceImageState(StrEnum):
     LOADING = "loading"  # one user fills the region
     COMPLETE = "complete"  # instances may bind to it
+    PART = "part"  # layers of one member of a group: of no use to others, and freed with it
     REMOVED = "removed"  # its load failed, or it was freed
 
 
@@ -43,11 +44,11 @@ class DeviceImage:
 class DeviceCache:
     """The images in an arena. Belongs to the event loop's thread.
 
-    Each `acquire` and `reserve` is paired with one `release`. An image without users is freed `keep_hot_s`
-    after its last use, or earlier if its room is needed. `used` is called with the image at the end of each
-    use, so that its copy in host memory is as recent. Before an image that was not used for so long is
-    freed, it is copied to host memory: `demotion` returns the copying, or None if none is needed. Its room
-    may be needed earlier.
+    Each `acquire`, `reserve` and `reserve_part` is paired with one `release`. An image without users is freed
+    `keep_hot_s` after its last use, or earlier if its room is needed. `used` is called with the image at the
+    end of each use, so that its copy in host memory is as recent. Before an image that was not used for so
+    long is freed, it is copied to host memory: `demotion` returns the copying, or None if none is needed. Its
+    room may be needed earlier.
     """
 
     def __init__(
@@ -111,6 +112,12 @@ class DeviceCache:
         device_image = DeviceImage(image, self.reserve_region(nbytes), self._clock.monotonic_s())
         self._by_image[image] = device_image
         return device_image
+
+    def reserve_part(self, image: str, nbytes: int) -> DeviceImage:
+        """Reserve a region for a part of an image, for one instance alone. Raises OutOfDeviceMemory."""
+        part = DeviceImage(image, self.reserve_region(nbytes), self._clock.monotonic_s())
+        part.state = DeviceImageState.PART
+        return part
 
     def reserve_region(self, nbytes: int, *, at_end: bool = False) -> Region:
         """Reserve a region, evicting idle images, least recently used first. Raises OutOfDeviceMemory.

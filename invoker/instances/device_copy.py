@@ -85,8 +85,11 @@ async def copy_arriving(
     pieces: Sequence[ImagePiece],
     wait_for: Callable[[int, int], Awaitable[None]],
     on_copied: Callable[[ImagePiece], None] = lambda _: None,
+    base: int = 0,
 ) -> CopyReport:
     """Copy all pieces of `source` into `region`, each as soon as it is available, in any order.
+
+    The region has the image's bytes from `base` on.
 
     `wait_for(offset, nbytes)` returns once those bytes may be read. After cancellation nothing is written to
     the region.
@@ -103,7 +106,9 @@ async def copy_arriving(
                 started_s = time.perf_counter()
             copies += 1
             try:
-                await run_in_thread(arena.copy_in, region, piece.start, source[piece.start : piece.end])
+                await run_in_thread(
+                    arena.copy_in, region, piece.start - base, source[piece.start : piece.end]
+                )
             finally:
                 copies -= 1
                 if not copies:

@@ -87,5 +87,6 @@ def accepted(request: StartInstance, node: str, *, wall_s: float, now_s: float) 
         start_kind=StartKind.COLD,
         since=wall_s,
         engine=EngineKind.NATIVE if request.native_first else request.engine,
+        group=request.group,
     )
     return Lifecycle(record=record, phase=PHASES[0], phase_started_s=now_s)

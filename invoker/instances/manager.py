@@ -6,7 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from invoker.base.counters import Counters
-from invoker.base.errors import InvalidWork, InvokerError, NodeDraining, NoSuchInstance, OutOfDeviceMemory
+from invoker.base.errors import (
+    InvalidWork,
+    InvokerError,
+    NodeDraining,
+    NoSuchInstance,
+    OutOfDeviceMemory,
+    PipelineLost,
+)
 from invoker.engine.contract import EngineError
 from invoker.handlers.errors import HandlerError
 from invoker.instances.instance import Instance
@@ -175,6 +182,8 @@ class Instances:
         except _EXPECTED as fault:
             state, error = InstanceState.FAILED, str(fault) or type(fault).__name__
             instance.failure = fault
+            if isinstance(fault, PipelineLost) and instance.state is InstanceState.LOADING:
+                state = InstanceState.STOPPED  # the member that failed reports why
             if isinstance(fault, OutOfDeviceMemory) and instance.state is InstanceState.STARTING:
                 instance.life = instance.life.without_room()
         except Exception as fault:  # a bug: the instance fails, the node serves on
@@ -185,8 +194,8 @@ class Instances:
             await self._end(instance, state, error)
 
     async def _until_engine_fails(self, instance: Instance) -> None:
-        if instance.runner is None:
-            await asyncio.get_running_loop().create_future()  # a handler watches its own process
+        if instance.runner is None:  # a handler watches its own process, a group's leader its members
+            await asyncio.get_running_loop().create_future()
         else:
             await instance.runner.wait_closed()
             raise EngineError(f"the engine failed: {instance.runner.failure}")

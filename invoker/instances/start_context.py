@@ -1,28 +1,37 @@
 """What starts of instances need, and the phases that they go through."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from invoker.base.errors import OutOfDeviceMemory, StartFailed
+from invoker.engine.contract import ModelSpec
 from invoker.engine.factory import EngineFactory
 from invoker.instances.device_cache import DeviceCache
-from invoker.instances.instance import Handler, Instance
+from invoker.instances.instance import Handler, Instance, ModelRunner
 from invoker.instances.load_feed import LoadFeed
 from invoker.loading.engine_images import EngineImages
 from invoker.loading.loader import ImageLoader
 from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
 from invoker.vllm.host import VllmHost
+from rdmacast.aio.threads import run_in_thread
 from registry.clock import Clock
+from registry.images.manifest import Manifest
 from registry.records.instance import InstanceState, StartKind
 
 MakeHandler = Callable[[Callable[[str], None]], Handler]
+OpenGroup = Callable[[Instance], Awaitable[ModelRunner]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceContext:
-    """Dependencies of instances. `make_handler` is None if handlers are not allowed."""
+    """Dependencies of instances. `make_handler` is None if handlers are not allowed.
+
+    `open_group` returns the engine of the group that an instance leads (see invoker/live/groups.py).
+    """
 
     arena: Arena
     device_cache: DeviceCache
@@ -35,6 +44,7 @@ class InstanceContext:
     loads: LoadFeed
     log_line: Callable[[str, int, str], None]  # function, version, line for its log
     engine_images: EngineImages
+    open_group: OpenGroup
     vllm: VllmHost | None = None
 
 
@@ -82,3 +92,41 @@ def enter_phase(instance: Instance, phase: str, context: InstanceContext) -> Non
 def set_progress(instance: Instance, fraction: float) -> None:
     if instance.life.phase in ("fetch", "copy"):
         instance.life = instance.life.with_progress(fraction)
+
+
+def model_spec(instance: Instance, manifest: Manifest) -> ModelSpec:
+    """Return the model of the instance, whole. Raises StartFailed."""
+    request = instance.request
+    return ModelSpec(
+        manifest=manifest,
+        config=parsed_config(request.assets),
+        dtype=request.dtype,
+        context_length=request.context_length,
+    )
+
+
+def parsed_config(assets: Mapping[str, bytes]) -> Mapping[str, object]:
+    """Return the model's config.json. Raises StartFailed."""
+    try:
+        config = json.loads(assets["config.json"])
+    except KeyError:
+        raise StartFailed("the function has no config.json") from None
+    except ValueError as error:
+        raise StartFailed(f"config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise StartFailed("config.json is not a JSON object")
+    return config
+
+
+async def reserve_kv(instance: Instance, spec: ModelSpec, context: InstanceContext) -> None:
+    """Reserve the KV cache of the spec's layers. Raises OutOfDeviceMemory, EngineError."""
+    minimum, wanted = await run_in_thread(context.engines.kv_bytes, spec, instance.request.max_concurrency)
+    if not wanted:
+        return
+    try:
+        instance.kv = context.device_cache.reserve_kv(minimum, wanted)
+    except OutOfDeviceMemory as error:
+        raise OutOfDeviceMemory(
+            f"the KV cache of one sequence of {spec.context_length} tokens takes {minimum} bytes: {error} "
+            f"(raise --gpu-memory or lower the context length)"
+        ) from error

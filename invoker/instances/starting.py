@@ -1,10 +1,8 @@
 """The start of an instance, phase by phase: reserve, fetch, copy, bind, ready."""
 
-import json
-from collections.abc import Mapping
 from functools import partial
 
-from invoker.base.errors import HandlerNotAllowed, InvalidWork, OutOfDeviceMemory, StartFailed
+from invoker.base.errors import HandlerNotAllowed, InvalidWork, StartFailed
 from invoker.engine.contract import ComputeEngine, GenerateEngine, ModelSpec, UnsupportedModel
 from invoker.engine.runner import EngineRunner
 from invoker.handlers.builtin import make_builtin
@@ -18,10 +16,14 @@ from invoker.instances.start_context import (
     close_attachments,
     enter_phase,
     freed_device,
+    model_spec,
+    parsed_config,
+    reserve_kv,
     set_loading,
     set_progress,
     set_source,
 )
+from invoker.instances.starting_group import start_member
 from invoker.instances.starting_vllm import NO_VLLM, start_native_first, start_vllm
 from invoker.loading.arrival import ImageArrival
 from invoker.loading.progress import ProgressThrottle
@@ -46,7 +48,9 @@ async def start(instance: Instance, context: InstanceContext) -> None:
     else:
         steps = instance.steps = InstanceSteps(context.meter, instance.account)
         start_native = partial(_start_model, instance, request.image, steps, context)
-        if request.engine is EngineKind.NATIVE:
+        if request.group is not None:
+            await start_member(instance, request.image, request.group, context)
+        elif request.engine is EngineKind.NATIVE:
             await start_native()
         elif request.native_first:
             await start_native_first(instance, request.image, steps, context, start_native)
@@ -91,7 +95,7 @@ async def _start_model(
     instance: Instance, image: ImageRef, steps: InstanceSteps, context: InstanceContext
 ) -> None:
     manifest = await context.loader.manifest(image)
-    spec = instance.spec = _spec(instance, manifest)
+    spec = instance.spec = model_spec(instance, manifest)
     loading = await _reserve(instance, image, spec, context)
     set_loading(instance, context)
     runner: EngineRunner | None = None
@@ -142,31 +146,18 @@ async def _reserve(
         if not hot:
             await found.settled.wait()
         if found.state is DeviceImageState.COMPLETE:
-            await _reserve_kv(instance, spec, context)
+            await reserve_kv(instance, spec, context)
             return None
         instance.device_image = None
         context.device_cache.release(found)
     device_image = context.device_cache.reserve(image.image, image.nbytes)
     instance.device_image = device_image
     try:
-        await _reserve_kv(instance, spec, context)
+        await reserve_kv(instance, spec, context)
     except BaseException:
         context.device_cache.settle(device_image, loaded=False)
         raise
     return device_image
-
-
-async def _reserve_kv(instance: Instance, spec: ModelSpec, context: InstanceContext) -> None:
-    minimum, wanted = await run_in_thread(context.engines.kv_bytes, spec, instance.request.max_concurrency)
-    if not wanted:
-        return
-    try:
-        instance.kv = context.device_cache.reserve_kv(minimum, wanted)
-    except OutOfDeviceMemory as error:
-        raise OutOfDeviceMemory(
-            f"the KV cache of one sequence of {spec.context_length} tokens takes {minimum} bytes: {error} "
-            f"(raise --gpu-memory or lower the context length)"
-        ) from error
 
 
 async def _load_image(
@@ -237,7 +228,7 @@ async def _copy(
 
 async def check_model(request: CheckModel, context: InstanceContext) -> bool:
     """Return whether the node's own engine runs a model, if it has the engine. Raises UnsupportedModel."""
-    config = _config({"config.json": request.config})
+    config = parsed_config({"config.json": request.config})
     if request.engine is EngineKind.VLLM:
         if context.vllm is None:
             raise UnsupportedModel(NO_VLLM)
@@ -255,28 +246,6 @@ async def check_model(request: CheckModel, context: InstanceContext) -> bool:
             raise
         return False
     return True
-
-
-def _spec(instance: Instance, manifest: Manifest) -> ModelSpec:
-    request = instance.request
-    return ModelSpec(
-        manifest=manifest,
-        config=_config(request.assets),
-        dtype=request.dtype,
-        context_length=request.context_length,
-    )
-
-
-def _config(assets: Mapping[str, bytes]) -> Mapping[str, object]:
-    try:
-        config = json.loads(assets["config.json"])
-    except KeyError:
-        raise StartFailed("the function has no config.json") from None
-    except ValueError as error:
-        raise StartFailed(f"config.json: {error}") from error
-    if not isinstance(config, dict):
-        raise StartFailed("config.json is not a JSON object")
-    return config
 
 
 def _close_engine(engine: GenerateEngine | ComputeEngine) -> None:

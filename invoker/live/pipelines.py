@@ -12,6 +12,7 @@ from typing import Any
 from invoker.base.errors import InvalidWork, NoSuchInstance, NoSuchPipeline, PipelineLost
 from invoker.engine.decoder import limits_for
 from invoker.engine.factory import max_sequences_for
+from invoker.engine.kv.cache import PAGE_TOKENS
 from invoker.engine.scheduling.pipeline_scheduler import PipelineScheduler, PipelineShape
 from invoker.instances.instance import Instance
 from invoker.links.link import StageKey
@@ -72,6 +73,7 @@ class HostedPipeline:
             for place, stage in enumerate(request.stages)
             if place != self._place
         ]
+        self.kv_tokens = 0  # room for K and V in the smallest stage, once it is open
         self._reason: Exception | None = None
         self._is_reconfigured = False
         self.instance.attachments.add(self)
@@ -210,13 +212,12 @@ class HostedPipeline:
         if spec is None or device_image is None:
             raise NoSuchInstance(f"instance {self.instance.id} has ended")
         facts, stages = stage.stage.facts, len(self.request.stages)
-        pages = [
-            stage.stage.pages,
-            *(one.opened.pages for one in self._remote_stages if one.opened is not None),
-        ]
+        others = [one.opened.pages for one in self._remote_stages if one.opened is not None]
+        pages = min([stage.stage.pages, *others])
+        self.kv_tokens = pages * PAGE_TOKENS
         shape = PipelineShape(
             stages=stages,
-            pages=min(pages),
+            pages=pages,
             context=min(spec.context_length, facts.longest),
             vocabulary=facts.vocabulary,
             steps=stages + 1,

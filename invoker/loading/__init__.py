@@ -11,6 +11,7 @@
 - `image_checks`: whole images against their SHA-256
 - `loader`: one load per image, shared by all waiting starts
 - `origins`: where files came from, and what is distrusted after a forged one
+- `part_load`: the load of a part, for a member of a group
 - `partial_image`: an image being filled: verified units and their readers
 - `progress`: progress of a load
 - `published`: images served to other nodes

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from invoker.base.counters import Counters
 from invoker.base.errors import HostTierFull, StartFailed
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
@@ -17,6 +19,7 @@ from invoker.loading.cast_fetch import report_present
 from invoker.loading.fetch import from_memory
 from invoker.loading.fetch_order import FetchOrder, LoadSources
 from invoker.loading.origins import Origins, node_origin
+from invoker.loading.part_load import part_load
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.progress import Progress
 from invoker.loading.published import PublishedImages
@@ -124,6 +127,25 @@ class ImageLoader:
             load.users -= 1
             if not load.users:
                 await self._leave(load)
+
+    @asynccontextmanager
+    async def open_part(
+        self, ref: ImageRef, manifest: Manifest, wanted: tuple[int, int], progress: Progress
+    ) -> AsyncIterator[ImageArrival]:
+        """Open the bytes `wanted` of an image, whole units; only these may be read.
+
+        They are read from the host tier where that has the image or receives it by this node, else loaded
+        into memory of this process. Raises what `open_image` does, and OSError.
+        """
+        if ref.image in self._loads or await run_in_thread(self._tier.holds, ref.image):
+            whole = msgspec.structs.replace(ref, cast=None)
+            async with self.open_image(whole, manifest, progress) as arrival:
+                yield arrival
+            return
+        peers = choose_peers(ref.holders, node=self._sources.node, host=self._sources.host)
+        begin = partial(self._tier.begin_part, ref.image, ref.nbytes)
+        async with part_load(ref, manifest, wanted, begin, peers, self._fetches, progress) as load:
+            yield load
 
     def demotion(self, image: str) -> Callable[[], Coroutine[None, None, None]] | None:
         """Return the copying of an image from the arena to the host tier.

@@ -14,11 +14,22 @@ class PartialImage(GrowingRegion):
     """A region that sources fill and that peers and the copy to the device read meanwhile.
 
     Sources write to `buffer` and `mark` whole verified units; `on_progress` receives the verified bytes so
-    far. Belongs to the event loop's thread.
+    far. Of an image of which only the bytes `wanted` are to be filled, the others count as present: no peer
+    may read it. Belongs to the event loop's thread.
     """
 
-    def __init__(self, writer: ImageWriter, manifest: Manifest, on_progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        writer: ImageWriter,
+        manifest: Manifest,
+        on_progress: Callable[[int], None],
+        wanted: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__(writer.view, shm_path=str(writer.path))
+        if wanted is not None:
+            start, end = wanted
+            super().mark(0, start)
+            super().mark(end, self.nbytes - end)
         self.writer = writer
         self.manifest = manifest
         self.verified_bytes = 0

@@ -44,11 +44,7 @@ async def opened_stage(
     if not 0 <= first < last <= spec.manifest.num_layers:
         raise InvalidWork(f"layers [{first}, {last}) of a model with {spec.manifest.num_layers}")
     ranged = replace(spec, layers=(first, last))
-    least, _ = await run_in_thread(resources.engines.kv_bytes, ranged, instance.request.max_concurrency)
-    # A pipeline takes the calls of all its nodes: each needs as much for its few layers as for all layers
-    # of one instance.
-    _, wanted = await run_in_thread(resources.engines.kv_bytes, spec, instance.request.max_concurrency)
-    with resources.device_cache.kv_region(least, wanted) as kv:
+    async with _kv_region(instance, spec, ranged, resources) as kv:
         stage: Stage = await run_in_thread(
             resources.engines.make_stage, ranged, image, kv, undo=lambda made: made.close()
         )
@@ -56,6 +52,22 @@ async def opened_stage(
         export = exports.exporter(key)
         with closing(MeteredStage(stage, steps, join, export=export, rate=instance.prefill)) as metered:
             yield metered
+
+
+@asynccontextmanager
+async def _kv_region(
+    instance: Instance, spec: ModelSpec, ranged: ModelSpec, resources: InstanceContext
+) -> AsyncIterator[DeviceRegion | None]:
+    """Hold memory for K and V of a stage: a member of a group has reserved it with its layers."""
+    if instance.request.group is not None:
+        yield instance.kv
+        return
+    least, _ = await run_in_thread(resources.engines.kv_bytes, ranged, instance.request.max_concurrency)
+    # A pipeline takes the calls of all its nodes: each needs as much for its few layers as for all layers
+    # of one instance.
+    _, wanted = await run_in_thread(resources.engines.kv_bytes, spec, instance.request.max_concurrency)
+    with resources.device_cache.kv_region(least, wanted) as kv:
+        yield kv
 
 
 def model_of(instance: Instance) -> tuple[ModelSpec, InstanceSteps, DeviceRegion]:

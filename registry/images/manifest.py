@@ -79,6 +79,19 @@ def layer_borders(manifest: Manifest, block_bytes: int) -> tuple[int, ...]:
     return tuple(sorted({start // block_bytes for start in starts}))
 
 
+def layer_extent(manifest: Manifest, first: int, last: int) -> tuple[int, int]:
+    """Return the bytes `[start, end)` that a node needs for the layers `[first, last)`, in whole units.
+
+    The first layer needs the embedding too, the last one the final norm and the head; a tied head is the
+    embedding. Units are rounded outwards, since they have the checksums.
+    """
+    edges = {"embed": 0, "head": manifest.num_layers - 1}
+    spans = [span for span in manifest.layers if first <= edges.get(span.kind, span.index) < last]
+    start = min((span.start for span in spans), default=0)
+    end = max((span.end for span in spans), default=0)
+    return start - start % UNIT_BYTES, min(manifest.nbytes, end + -end % UNIT_BYTES)
+
+
 def default_blocks(nbytes: int) -> int:
     """Return the default block count of a cast: clamp(size / 1 MiB, 16, 512), at most the number of units."""
     units = max(1, -(-nbytes // UNIT_BYTES))

@@ -62,6 +62,7 @@ from registry.messages.live import (
 )
 from registry.messages.sampling import Sampling, TokenLogprob
 from registry.records.engine import EngineKind
+from registry.records.instance import InstanceGroup
 from registry.records.node import NodeRecord
 
 
@@ -71,6 +72,9 @@ class StartInstance(Message, frozen=True, kw_only=True):
     `assets` has the small files by name (config.json; for a handler all of its files), `secrets` the values
     of a handler's, which no repr shows. With `live` the progress reports runnable layers, so that the node
     can serve as a stage meanwhile; from host memory it loads the layers from `first_layer` on first.
+
+    A member of a `group` loads its own layers only; the one with the head opens the pipeline of all, by their
+    `channels` (addresses, in the order of members), and is ready when that is.
     """
 
     instance_id: str
@@ -90,6 +94,8 @@ class StartInstance(Message, frozen=True, kw_only=True):
     engine: EngineKind = EngineKind.NATIVE
     engine_args: tuple[str, ...] = ()
     native_first: bool = False
+    group: InstanceGroup | None = None
+    channels: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<StartInstance {self.instance_id} of {self.function}:{self.version}>"

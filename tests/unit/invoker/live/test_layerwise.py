@@ -126,7 +126,7 @@ async def test_what_layers_and_engine_spend_is_their_calls(tmp_path: Path) -> No
 
 async def test_a_prompt_that_is_too_long_harms_no_other(tmp_path: Path) -> None:
     async with lone(tmp_path, "gpt2") as live, open_pipeline(live, (0, LAYERS)):
-        fits, longer = requests_at(live.nodes[0], (9, 3000), 8)
+        fits, longer = requests_at(live.nodes[0].instance, (9, 3000), 8)
         asked = ask(live, [longer, fits])
         await engines(live).started.reaches(1)
         await loaded(live)
