@@ -1,0 +1,81 @@
+"""The compared conditions, and the scenarios of serving to which they apply (pure)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from registry.records.function import ServingMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What runs beside the streams: a cast from the node that serves them, or none.
+
+    With `bands` the links serve urgent packets first and bulk ones last, else all in one queue. With
+    `other_holder` the node that only receives K and V holds the image too.
+    """
+
+    name: str
+    description: str
+    casts: bool = True
+    bands: bool = True
+    other_holder: bool = False
+
+
+ONE_QUEUE = Condition(
+    name="one-queue",
+    description="casts from the node that serves; links have one queue, so that marks mean nothing",
+    bands=False,
+)
+LIMITED = Condition(
+    name="limited",
+    description="casts from the node that serves; links have bands, so that weights take what serving leaves",
+)
+AVOIDED = Condition(
+    name="avoided",
+    description="the decode node holds the image too: the planner chooses it instead of the prefill node",
+    other_holder=True,
+)
+ALONE = Condition(name="alone", description="no cast", casts=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingScenario:
+    """Streams of one kind.
+
+    Without `emulated` a small model computes on the processor. A disaggregated function has an instance for
+    prompts, which hands K and V to one that decodes.
+    """
+
+    name: str
+    description: str
+    emulated: bool
+    serving: ServingMode = ServingMode.COLOCATED
+    conditions: Sequence[Condition] = (ONE_QUEUE, LIMITED, ALONE)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self.serving is ServingMode.DISAGGREGATED
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        ServingScenario(
+            name="streams-13b",
+            description="one instance of the emulated model serves all streams",
+            emulated=True,
+        ),
+        ServingScenario(
+            name="handoff-13b",
+            description="one emulated instance runs prompts, and hands K and V to one that decodes",
+            emulated=True,
+            serving=ServingMode.DISAGGREGATED,
+            conditions=(ONE_QUEUE, LIMITED, AVOIDED, ALONE),
+        ),
+        ServingScenario(
+            name="streams-native",
+            description="a small model that the native engine computes on the processor",
+            emulated=False,
+        ),
+    )
+}
