@@ -61,7 +61,7 @@ def serve_disaggregated(client: Client, nodes: Sequence[str]) -> ServingNodes:
     """Serve on two nodes, one for prompts; return them once they have their roles."""
     body: dict[str, Any] = {"instances": 2, "on": list(nodes), "wait": True}
     client.request("POST", f"/admin/functions/{SERVED}/scale", json=body)
-    settings = {"min_instances": 2, "serving": "disaggregated"}
+    settings = {"min_instances": 2, "policy": "load", "serving": "disaggregated"}
     client.request("PATCH", f"/admin/functions/{SERVED}", json={"scaling": settings})
     _until("two instances have roles", lambda: len(_roles(client)) == 2)
     by_role = {role: node for node, role in _roles(client).items()}

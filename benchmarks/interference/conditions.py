@@ -40,7 +40,7 @@ ALONE = Condition(name="alone", description="no cast", casts=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingScenario:
-    """Streams of one kind.
+    """Streams of one kind: one each `interval_s` of model time, of so many prompt and output tokens.
 
     Without `emulated` a small model computes on the processor. A disaggregated function has an instance for
     prompts, which hands K and V to one that decodes.
@@ -49,6 +49,9 @@ class ServingScenario:
     name: str
     description: str
     emulated: bool
+    interval_s: float
+    prompt_tokens: int
+    output_tokens: int
     serving: ServingMode = ServingMode.COLOCATED
     conditions: Sequence[Condition] = (ONE_QUEUE, LIMITED, ALONE)
 
@@ -64,11 +67,17 @@ SCENARIOS = {
             name="streams-13b",
             description="one instance of the emulated model serves all streams",
             emulated=True,
+            interval_s=0.125,
+            prompt_tokens=512,
+            output_tokens=64,
         ),
         ServingScenario(
             name="handoff-13b",
             description="one emulated instance runs prompts, and hands K and V to one that decodes",
             emulated=True,
+            interval_s=0.125,
+            prompt_tokens=512,
+            output_tokens=48,  # so that more than 1 % of the tokens are second ones, which wait for K and V
             serving=ServingMode.DISAGGREGATED,
             conditions=(ONE_QUEUE, LIMITED, AVOIDED, ALONE),
         ),
@@ -76,6 +85,9 @@ SCENARIOS = {
             name="streams-native",
             description="a small model that the native engine computes on the processor",
             emulated=False,
+            interval_s=0.25,
+            prompt_tokens=64,
+            output_tokens=64,
         ),
     )
 }
