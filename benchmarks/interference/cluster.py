@@ -20,14 +20,22 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingNodes:
-    """The node that sends what it serves, and the one that receives K and V, "" if there is none."""
+    """The nodes that serve, by role, and one of the others.
+
+    `sender` sends what it serves; `receiver` receives K and V, or is "".
+    """
 
     sender: str
     receiver: str = ""
+    other: str = ""
+
+    def named(self, role: str) -> str:
+        """Return the node with a role: the name of one of the fields."""
+        return {"sender": self.sender, "receiver": self.receiver, "other": self.other}[role]
 
     def role_of(self, node: str) -> str:
-        """Return which of the two a node is; its name if neither."""
-        return {self.sender: "sender", self.receiver: "receiver"}.get(node, node)
+        """Return the role of a node; its own name if it has none."""
+        return {self.sender: "sender", self.receiver: "receiver", self.other: "other"}.get(node, node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +59,10 @@ def deploy(client: Client, served: Bundle, weights: Bundle) -> None:
     _until("an instance is ready", lambda: len(_ready(client)) == 1)
 
 
-def serve_alone(client: Client) -> ServingNodes:
-    """Return the node of the one instance."""
+def serve_alone(client: Client, nodes: Sequence[str]) -> ServingNodes:
+    """Return the node of the one instance, and another one of the two nodes."""
     (node,) = _ready(client).values()
-    return ServingNodes(sender=node)
+    return ServingNodes(sender=node, other=next(one for one in nodes if one != node))
 
 
 def serve_disaggregated(client: Client, nodes: Sequence[str]) -> ServingNodes:

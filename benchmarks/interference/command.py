@@ -7,6 +7,7 @@ cast from there to --targets nodes, again and again. Conditions take turns besid
 one-queue  links have one queue for all packets, as without any mechanism
 limited    links have bands: tokens and hidden states first, then K and V, then weights
 avoided    (hand-off) the node that only receives K and V holds the image too, and is the source
+elsewhere  (streams) a node that serves nothing is the source: what one machine for all nodes costs
 alone      no cast, for as long as the cast before took
 
 scenarios:
@@ -20,7 +21,8 @@ tbt_p99_s       between two tokens of a stream, of which the second came during 
 ttft_p99_s      of streams that were due during a cast
 cast_s          from the plan until the last target had the image, the median of `casts_s`; beside the
                 median without any streams (`idle_cast_s`): cast_ratio
-sources         of the casts: `sender` serves (hand-off: runs prompts), `receiver` decodes
+sources         of the casts: `sender` serves (hand-off: runs prompts), `receiver` decodes, `other` does not
+                serve
 meets           tbt_p99_ratio is at most 1.2, and cast_ratio at most 1.15
 
 A run counts only if no stream failed (`counts`); if one did, the exit status is 1 after the records are

@@ -10,15 +10,15 @@ from registry.records.function import ServingMode
 class Condition:
     """What runs beside the streams: a cast from the node that serves them, or none.
 
-    With `bands` the links serve urgent packets first and bulk ones last, else all in one queue. With
-    `other_holder` the node that only receives K and V holds the image too.
+    With `bands` the links serve urgent packets first and bulk ones last, else all in one queue. `holders` are
+    the roles of the nodes that hold the image.
     """
 
     name: str
     description: str
     casts: bool = True
     bands: bool = True
-    other_holder: bool = False
+    holders: tuple[str, ...] = ("sender",)
 
 
 ONE_QUEUE = Condition(
@@ -33,7 +33,12 @@ LIMITED = Condition(
 AVOIDED = Condition(
     name="avoided",
     description="the decode node holds the image too: the planner chooses it instead of the prefill node",
-    other_holder=True,
+    holders=("sender", "receiver"),
+)
+ELSEWHERE = Condition(
+    name="elsewhere",
+    description="a node that serves nothing is the source: what one machine for all nodes costs",
+    holders=("other",),
 )
 ALONE = Condition(name="alone", description="no cast", casts=False)
 
@@ -53,7 +58,7 @@ class ServingScenario:
     prompt_tokens: int
     output_tokens: int
     serving: ServingMode = ServingMode.COLOCATED
-    conditions: Sequence[Condition] = (ONE_QUEUE, LIMITED, ALONE)
+    conditions: Sequence[Condition] = (ONE_QUEUE, LIMITED, ELSEWHERE, ALONE)
 
     @property
     def is_disaggregated(self) -> bool:

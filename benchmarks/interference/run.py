@@ -70,9 +70,8 @@ class ScenarioCluster:
         )
 
     def _serve(self, scenario: ServingScenario) -> ServingNodes:
-        if scenario.is_disaggregated:
-            return self._control(partial(serve_disaggregated, nodes=self._serving))
-        return self._control(serve_alone)
+        serve = serve_disaggregated if scenario.is_disaggregated else serve_alone
+        return self._control(partial(serve, nodes=self._serving))
 
     def _streams(self, order: StreamOrder) -> Streams:
         netns = self._testbed.plan.namespace(0)
@@ -84,12 +83,12 @@ class ScenarioCluster:
             started_s = time.perf_counter()
             time.sleep(earlier[-1].ended_s - earlier[-1].started_s)
             return Window(condition=condition.name, started_s=started_s, ended_s=time.perf_counter())
-        holders = [nodes.sender, *([nodes.receiver] if condition.other_holder else [])]
+        holders = [nodes.named(role) for role in condition.holders]
         self._prepare(holders, bands=condition.bands)
         started_s = time.perf_counter()
         seen = self._control(partial(cast, targets=self._targets))
         ended_s = time.perf_counter()
-        self._control(partial(hold, nodes=[nodes.sender]))
+        self._control(partial(hold, nodes=holders))
         return Window(
             condition=condition.name,
             started_s=started_s,

@@ -47,6 +47,7 @@ def run(**changes: object) -> ScenarioRun:
         "windows": [
             window("one-queue", 0.0, 5.0, cast_s=4.0),
             window("limited", 5.0, 9.0, cast_s=3.0),
+            window("elsewhere", 9.0, 9.5, cast_s=3.0),
             window(ALONE.name, 10.0, 15.0),
         ],
         "idle_casts_s": [2.0],
@@ -58,7 +59,12 @@ def run(**changes: object) -> ScenarioRun:
 
 def test_records_compare_with_the_streams_alone_and_the_casts_alone() -> None:
     rows = {row["name"]: row for row in records_of(SCENARIOS["streams-13b"], run(), 2, {"casts": 1})}
-    assert list(rows) == ["streams-13b-one-queue", "streams-13b-limited", "streams-13b-alone"]
+    assert list(rows) == [
+        "streams-13b-one-queue",
+        "streams-13b-limited",
+        "streams-13b-elsewhere",
+        "streams-13b-alone",
+    ]
     slow = rows["streams-13b-one-queue"]
     assert slow["tbt_p99_s"] == pytest.approx(0.2) and slow["tbt_p99_ratio"] == pytest.approx(2.0)
     assert (slow["cast_s"], slow["idle_cast_s"], slow["cast_ratio"], slow["meets"]) == (2.0, 1.0, 2.0, False)
@@ -82,8 +88,11 @@ def test_every_scenario_ends_its_turn_without_a_cast() -> None:
 
 
 def test_sources_are_named_by_what_they_serve() -> None:
-    nodes = ServingNodes(sender="n0", receiver="n1")
-    assert [nodes.role_of(node) for node in ("n0", "n1", "n2")] == ["sender", "receiver", "n2"]
+    nodes = ServingNodes(sender="n0", receiver="n1", other="n3")
+    named = [nodes.role_of(node) for node in ("n0", "n1", "n2", "n3")]
+    assert named == ["sender", "receiver", "n2", "other"]
+    for scenario in SCENARIOS.values():
+        assert all(nodes.named(role) for one in scenario.conditions for role in one.holders)
 
 
 def test_what_cannot_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
