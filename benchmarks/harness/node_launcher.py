@@ -48,7 +48,7 @@ class StartNode(CrewMessage, frozen=True, kw_only=True):
     systems, with `group_s` only where a cast brings it. Without `netns` it stays in this process's network
     namespace. With `store` it reads images that are in no other node from this folder, as if from
     its own disk at `disk_bytes_s`; without `takes_casts` all that are not in its memory. `late_s` and
-    `hop_late_s` are what an emulated device forgives.
+    `hop_late_s` are what an emulated device forgives. It runs on these `processors` only, if any are given.
     """
 
     argv: list[str]
@@ -61,6 +61,7 @@ class StartNode(CrewMessage, frozen=True, kw_only=True):
     takes_casts: bool = True
     late_s: float = STEP_LATE_S
     hop_late_s: float = HOP_LATE_S
+    processors: tuple[int, ...] = ()
 
 
 class NodeForked(CrewMessage, frozen=True, kw_only=True):
@@ -91,6 +92,8 @@ def run_forked_node(order: StartNode) -> int:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    if order.processors:
+        os.sched_setaffinity(0, order.processors)
     if order.netns:
         enter(order.netns)
     np.random.seed()  # Python's own generator reseeds itself after a fork

@@ -100,6 +100,14 @@ class Testbed:
         """Take the host's link down, unnoticed by both sides, like a power failure. Raises TestbedError."""
         _run(self._plan.cut(host))
 
+    def set_bands(self, apart: bool) -> None:
+        """Give the packets of all links their bands, or one queue; what is queued is lost.
+
+        Raises TestbedError, and ValueError if the links are shaped without bands.
+        """
+        for command in self._plan.set_bands(apart):
+            _run(command)
+
     def sent_bytes(self, host: int) -> int:
         """Return the bytes that the host has sent over its link. Raises TestbedError."""
         reported = json.loads(_run(self._plan.sent_bytes(host)))

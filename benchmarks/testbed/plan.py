@@ -17,6 +17,7 @@ INTERFACE = "eth0"
 _BRIDGE = "br0"
 _SPINE = "spine"
 _ROUTER = "10.77.255.254"
+_BANDS = "pfifo_fast"  # urgent, usual and bulk packets, by their priority
 _BAND_PACKETS = 64
 
 Command = tuple[str, ...]
@@ -27,8 +28,9 @@ class LinkShape:
     """The shape of every host's link, each way; `shares` assigns hosts a fraction of the rate.
 
     A small burst or MTU splits large segments, and the processor becomes the limit. With `bands`, packets
-    that hosts mark as urgent overtake others, at the host and at the switch, and other packets are limited
-    to one MTU: at scaled-down rates a few large segments take as long as many steps of a model.
+    that hosts mark as urgent overtake others, and all others those marked as bulk, at the host and at the
+    switch, and packets are limited to one MTU: at scaled-down rates a few large segments take as long as many
+    steps of a model.
     """
 
     rate_bytes_s: int
@@ -130,6 +132,16 @@ class TestbedPlan:
         names = [] if spine is None else [spine.uplink(leaf) for leaf in range(spine.leaves)]
         return [("ip", "-n", self.switch, "-s", "-j", "link", "show", "dev", name) for name in names]
 
+    def set_bands(self, apart: bool) -> list[Command]:
+        """Return the commands that give the packets of all links their bands, or one queue."""
+        if not self.shape.bands:
+            raise ValueError("the links of this testbed have no bands")
+        queue = (_BANDS,) if apart else ("pfifo", "limit", str(_BAND_PACKETS))
+        ends = [(self.namespace(host), INTERFACE) for host in range(self.hosts)]
+        ends += [(self.switch, self.port(host)) for host in range(self.hosts)]
+        change = ("qdisc", "replace", "dev")
+        return [("tc", "-n", name, *change, device, "parent", "1:1", *queue) for name, device in ends]
+
     def _switched(self) -> list[Command]:
         """Return the commands for the switch itself."""
         if self.shape.bands:
@@ -202,7 +214,7 @@ class TestbedPlan:
         return [
             ("ip", "-n", namespace, "link", "set", device, *limited),
             shaped,
-            (*queue, "parent", "1:1", "pfifo_fast"),
+            (*queue, "parent", "1:1", _BANDS),
         ]
 
     def _limited(self, namespace: str, device: str, rate_bit_s: int) -> Command:

@@ -16,6 +16,7 @@ from gateway.planning.groups import can_be_group
 from gateway.planning.image_sources import choose_sources, choose_warm
 from gateway.planning.placement import too_small, unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
+from gateway.planning.serving_traffic import serving_traffic
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
 from registry.messages.images import ImageHolder
@@ -296,7 +297,9 @@ class ClusterControl:
 
     def _sources(self, image: str, targets: Sequence[NodeRecord]) -> dict[str, tuple[ImageHolder, ...]]:
         nodes = list(self._state_cache.usable_nodes())
-        sources = choose_sources(image, targets, nodes, self._planner.loading(self._state_cache, image))
+        loading = self._planner.loading(self._state_cache, image)
+        senders = serving_traffic(self._state_cache).senders
+        sources = choose_sources(image, targets, nodes, loading, senders)
         if sources.error:
             raise _start_failed(sources.error)
         if sources.loader is not None and sources.loader not in {target.id for target in targets}:

@@ -3,6 +3,7 @@
 - `actions`: what the controller executes
 - `arena_space`: where starts find arena space, and instances to stop for more of it
 - `cast_forecast`: when a cast's first targets are complete
+- `cast_nodes`: the sources and targets of a delivery
 - `cast_planner`: which starts become one cast, and its plan
 - `cast_publisher`: publishes cast records
 - `debounce`: debouncing of growing demand
@@ -22,6 +23,7 @@
 - `recent`: averages of recent durations
 - `replicator`: host copies to make and to drop
 - `roles`: which instances of a disaggregated function run prompts, and which continue calls
+- `serving_traffic`: the directions in which serving uses the links of nodes
 - `starts`: the starts of a planning step, and those in progress
 - `work`: work in tokens, seen capacity, and how long work waits
 """

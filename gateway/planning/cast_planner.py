@@ -1,7 +1,8 @@
 """Planning of casts: which starts become one cast, its sources, and its transfer plan. Pure.
 
 All starts and prefetches of an image in one step form one cast, which later ones join while it runs. Nodes of
-one host share its memory: one of them is a member, and the others wait for it.
+one host share its memory: one of them is a member, and the others wait for it. Nodes that send K and V are no
+sources where the others are nearly as fast without them; else they send what serving leaves of their links.
 """
 
 import secrets
@@ -10,11 +11,13 @@ from dataclasses import dataclass, replace
 
 from gateway.cluster.link_estimates import LinkEstimates, estimate_links
 from gateway.cluster.link_rates import LinkRateCache
-from gateway.cluster.node_space import holds, tier_of
+from gateway.cluster.node_space import tier_of
 from gateway.cluster.state_cache import ClusterStateCache
 from gateway.core.fixed_plan import FixedPlan
 from gateway.planning.actions import Action, PrefetchAction, StartAction
+from gateway.planning.cast_nodes import DeliveryNodes, sources_of_cast, split_targets
 from gateway.planning.plan import Plan
+from gateway.planning.serving_traffic import NO_TRAFFIC, ServingTraffic, serving_traffic
 from rdmacast.cast.record import CastMember
 from rdmacast.plan.planners.automatic import PlannerChoice, choose_planner
 from rdmacast.plan.topology import NodeTopology, is_flat
@@ -25,7 +28,8 @@ from registry.records.function import FunctionVersion
 from registry.records.node import NodeRecord, Tier
 
 _MAX_CASTS = 256  # a gateway without the lease removes none otherwise
-_MAX_SOURCES = 8  # or the number of targets, if that is larger
+# How many times longer a cast may take to leave the links of serving nodes alone.
+_MAX_LONGER = 1.15
 
 LoadingNodes = Callable[[ClusterStateCache, str], list[NodeRecord]]
 
@@ -109,12 +113,13 @@ class CastPlanner:
         # `loading` includes the new nodes. A node that is a member already only gets another user of its
         # load.
         new = {name: nodes[name] for name in holders if name in nodes and name not in taking}
-        scene = _DeliveryNodes(
+        scene = DeliveryNodes(
             image=image,
             holders=tuple(state_cache.index.with_image(image)),
             arriving=tuple(node for node in loading(state_cache, image) if node.id not in new),
             targets=tuple(new.values()),
             readers=frozenset(name for name in new if not holders[name]),
+            traffic=serving_traffic(state_cache),
         )
         delivery = plan_delivery(
             version, scene, casts.values(), self._new_id, wall_s, state_cache.link_rates, self._fixed
@@ -126,49 +131,6 @@ class CastPlanner:
             if len(self._latest) > _MAX_CASTS:
                 del self._latest[next(iter(self._latest))]
         return delivery
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DeliveryNodes:
-    """The nodes involved in the delivery of an image.
-
-    Any tier of `holders` has it. `arriving` nodes are loading it already, oldest first; `targets` will
-    receive it, and `readers` of them read the store if no node holds it.
-    """
-
-    image: str
-    holders: tuple[NodeRecord, ...]
-    arriving: tuple[NodeRecord, ...]
-    targets: tuple[NodeRecord, ...]
-    readers: frozenset[str]
-
-    @property
-    def sources(self) -> tuple[NodeRecord, ...]:
-        """Nodes with a complete copy that every node can read."""
-        return tuple(
-            node
-            for node in self.holders
-            if self.holds_host(node) or (node.gives_from_arena and tier_of(node, self.image) is Tier.GPU)
-        )
-
-    def holds_host(self, node: NodeRecord) -> bool:
-        return holds(node, self.image, Tier.HOST)
-
-    @property
-    def loader(self) -> NodeRecord | None:
-        """The target that loads the image by itself if there is no source and no arriving node.
-
-        It reads the store or the memory of a GPU, preferably on the host of that GPU.
-        """
-        if self.sources or self.arriving:
-            return None
-        gpus = {node.host for node in self.holders if tier_of(node, self.image) is Tier.GPU}
-        able = [
-            node
-            for node in self.targets
-            if node.id in self.readers or (gpus and tier_of(node, self.image) is not Tier.GPU)
-        ]
-        return min(able, key=lambda node: node.host not in gpus, default=None)
 
 
 def _active_members(
@@ -197,7 +159,7 @@ def _active_members(
 
 def plan_delivery(
     version: FunctionVersion,
-    scene: _DeliveryNodes,
+    scene: DeliveryNodes,
     running: Iterable[CastRecord],
     new_id: Callable[[], str],
     wall_s: float,
@@ -205,7 +167,7 @@ def plan_delivery(
     fixed: FixedPlan | None = None,
 ) -> ImageDelivery:
     """Join the first suitable running cast of the image, or plan a new one if there is a source."""
-    needy, behind = _split(scene)
+    needy, behind = split_targets(scene)
     for record in running:
         if _runs(record, scene):
             joined = join(record, needy, wall_s)
@@ -213,15 +175,19 @@ def plan_delivery(
                 fixed_nodes = {record.members[source].node for source in record.sources}
                 members = frozenset(node.id for node in needy if node.id not in fixed_nodes)
                 return ImageDelivery(cast=joined, members=members, behind=behind)
-    sources = _choose_sources(scene, needy)
+    sources = sources_of_cast(scene, needy)
     sources = sources[: max(MAX_CAST_MEMBERS // 2, MAX_CAST_MEMBERS - len(needy))]
+    found = len(sources)
+    sources = _without_senders(sources, needy, scene.traffic, version.image_bytes, links)
     giving = {source.id for source in sources}
     needy = [node for node in needy if node.id not in giving]
     needy = needy[: MAX_CAST_MEMBERS - len(sources)]  # the others pull from the holders
     if not sources or not needy or version.image_bytes <= 0:
         return ImageDelivery(cast=None, behind=behind)
     known = estimate_links([*sources, *needy], links)
-    cast = new_cast(version, sources, needy, new_id(), wall_s, known)
+    cast = new_cast(version, sources, needy, new_id(), wall_s, known, scene.traffic)
+    if len(sources) < found:
+        cast = replace(cast, reason=f"{cast.reason}; {found - len(sources)} more hold it, but send K and V")
     if fixed is not None:
         cast = fixed.apply(cast, known.facts.bytes_per_s)
     return ImageDelivery(cast=cast, members=frozenset(node.id for node in needy), behind=behind)
@@ -234,12 +200,16 @@ def new_cast(
     cast_id: str,
     wall_s: float,
     links: LinkEstimates,
+    traffic: ServingTraffic = NO_TRAFFIC,
 ) -> CastRecord:
-    """Return a new cast in which fast nodes come first, so that in a chain none waits for a slower one."""
+    """Return a new cast in which fast nodes come first, so that in a chain none waits for a slower one.
+
+    After them come nodes whose links serving uses: the last in a chain sends nothing, and none waits for it.
+    """
     assert version.image is not None
     order = [
-        *sorted(sources, key=lambda node: -links.rates[node.id]),
-        *sorted(targets, key=lambda node: -links.rates[node.id]),
+        *sorted(sources, key=lambda node: (node.id in traffic.senders, -links.rates[node.id])),
+        *sorted(targets, key=lambda node: (traffic.involves(node.id), -links.rates[node.id])),
     ]
     decision = choose(order, len(sources), version.image_bytes, links)
     return CastRecord(
@@ -296,43 +266,26 @@ def choose(nodes: Sequence[NodeRecord], sources: int, nbytes: int, links: LinkEs
     return replace(decision, sites=known, reason=f"{decision.reason} ({links.summary})")
 
 
-def _split(scene: _DeliveryNodes) -> tuple[list[NodeRecord], dict[str, ImageHolder]]:
-    """Return the targets that receive the image over a link, and for the others the node they wait for."""
-    held = {node.host for node in scene.sources if scene.holds_host(node)}
-    loader = scene.loader
-    first = {node.host: node for node in reversed((*(() if loader is None else (loader,)), *scene.arriving))}
-    needy, behind = [], {}
-    for target in scene.targets:
-        if target.host in held or tier_of(target, scene.image) is Tier.GPU:
-            continue
-        before = first.setdefault(target.host, target)
-        if before is target:
-            needy.append(target)
-        elif before.id != target.id:
-            behind[target.id] = ImageHolder(
-                node=before.id, host=before.host, cast=before.cast, tier=Tier.HOST.value
-            )
-    return [node for node in needy if node is not loader], behind
+def _without_senders(
+    sources: Sequence[NodeRecord],
+    needy: Sequence[NodeRecord],
+    traffic: ServingTraffic,
+    nbytes: int,
+    links: LinkRateCache,
+) -> list[NodeRecord]:
+    """Return the sources without those that send K and V, unless the cast takes much longer without them."""
+    quiet = [node for node in sources if node.id not in traffic.senders]
+    if not quiet or not needy or len(quiet) == len(sources) or nbytes <= 0:
+        return list(sources)
+
+    def predicted_s(chosen: Sequence[NodeRecord]) -> float:
+        known = estimate_links([*chosen, *needy], links)
+        return choose([*chosen, *needy], len(chosen), nbytes, known).predicted_s
+
+    return quiet if predicted_s(quiet) <= _MAX_LONGER * predicted_s(sources) else list(sources)
 
 
-def _choose_sources(scene: _DeliveryNodes, needy: Sequence[NodeRecord]) -> list[NodeRecord]:
-    """Choose the sources: one node per host with a copy, else the oldest arriving node, else the loader.
-
-    Hosts with a target come first, then leaf switches with one, and host memory before accelerator memory.
-    """
-    if not scene.sources:
-        return list(scene.arriving[:1]) or ([scene.loader] if scene.loader is not None else [])
-    hosts, leaves = {node.host for node in needy}, {node.leaf for node in needy}
-    best = sorted(
-        scene.sources,
-        key=lambda n: (n.host not in hosts, n.leaf not in leaves, not scene.holds_host(n), n.id),
-    )
-    one_a_host = {node.host: node for node in reversed(best)}
-    chosen = [node for node in best if one_a_host[node.host] is node]
-    return chosen[: max(_MAX_SOURCES, len(needy))]
-
-
-def _runs(record: CastRecord, scene: _DeliveryNodes) -> bool:
+def _runs(record: CastRecord, scene: DeliveryNodes) -> bool:
     """Return whether a target of the cast is still loading, and one of its sources is left."""
     giving = {node.id for node in (*scene.sources, *scene.arriving)}
     coming = {node.id for node in scene.arriving}

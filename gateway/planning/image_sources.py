@@ -5,7 +5,7 @@ that one while it arrives.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -30,25 +30,38 @@ class ImageSources:
 
 
 class ImageHolders:
-    """The holders of an image: nodes with a complete copy, and those that are loading it, oldest first."""
+    """The holders of an image: nodes with a complete copy, and those that are loading it, oldest first.
 
-    def __init__(self, image: str, nodes: Iterable[NodeRecord], loading: Sequence[NodeRecord]) -> None:
+    `senders` are nodes that send K and V for what they serve.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        nodes: Iterable[NodeRecord],
+        loading: Sequence[NodeRecord],
+        senders: Collection[str] = (),
+    ) -> None:
         self._image = image
         self._loading = loading
         # Registered host memory is preferred; the accelerator's copy is used if it is the only one.
         self._everywhere: dict[Tier, list[NodeRecord]] = {Tier.HOST: [], Tier.GPU: []}
+        self._senders: dict[Tier, list[NodeRecord]] = {Tier.HOST: [], Tier.GPU: []}
         self._by_host: dict[tuple[str, Tier], list[NodeRecord]] = {}
         self._by_leaf: dict[tuple[str, Tier], list[NodeRecord]] = {}
         for node in nodes:
             tier = Tier.HOST if holds(node, image, Tier.HOST) else tier_of(node, image)
             if tier in self._everywhere:
-                self._everywhere[tier].append(node)
                 self._by_host.setdefault((node.host, tier), []).append(node)
+                if node.id in senders:
+                    self._senders[tier].append(node)
+                    continue
+                self._everywhere[tier].append(node)
                 if node.leaf:
                     self._by_leaf.setdefault((node.leaf, tier), []).append(node)
 
     def __repr__(self) -> str:
-        held = {tier.value: len(nodes) for tier, nodes in self._everywhere.items()}
+        held = {tier.value: len(nodes) + len(self._senders[tier]) for tier, nodes in self._everywhere.items()}
         return f"<ImageHolders {held}, {len(self._loading)} loading>"
 
     def __bool__(self) -> bool:
@@ -58,8 +71,9 @@ class ImageHolders:
     def for_target(self, target: NodeRecord) -> tuple[ImageHolder, ...]:
         """Return the holders for `target`: its own host first, complete copies before arriving ones.
 
-        Of each tier those under its leaf switch come first. Equal holders are sampled differently for each
-        target, so that the load is spread; the cost does not depend on the number of holders.
+        Of each tier those under its leaf switch come first; senders come after all other complete copies.
+        Equal holders are sampled differently for each target, so that the load is spread; the cost does not
+        depend on the number of holders.
         """
         draw = Random(f"{self._image}\0{target.id}")
         found: dict[str, ImageHolder] = {}
@@ -67,6 +81,8 @@ class ImageHolders:
             self._add(self._by_host.get((target.host, tier), ()), tier, target, found, draw)
         for tier, group in self._everywhere.items():
             self._add(self._by_leaf.get((target.leaf, tier), ()), tier, target, found, draw)
+            self._add(group, tier, target, found, draw)
+        for tier, group in self._senders.items():
             self._add(group, tier, target, found, draw)
         for node in self._loading:
             if len(found) >= _MAX_HOLDERS:
@@ -90,10 +106,17 @@ class ImageHolders:
 
 
 def choose_sources(
-    image: str, targets: Sequence[NodeRecord], nodes: Sequence[NodeRecord], loading: Sequence[NodeRecord]
+    image: str,
+    targets: Sequence[NodeRecord],
+    nodes: Sequence[NodeRecord],
+    loading: Sequence[NodeRecord],
+    senders: Collection[str] = (),
 ) -> ImageSources:
-    """Choose the holders for each target; `loading` are nodes on which it is arriving, oldest first."""
-    image_holders = ImageHolders(image, nodes, loading)
+    """Choose the holders for each target; `loading` are nodes on which it is arriving, oldest first.
+
+    `senders` are nodes that send K and V for what they serve: they are chosen last.
+    """
+    image_holders = ImageHolders(image, nodes, loading, senders)
     if image_holders:
         return ImageSources(holders={target.id: image_holders.for_target(target) for target in targets})
     loader = choose_loader(image, targets) or choose_loader(image, nodes)

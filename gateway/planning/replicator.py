@@ -28,6 +28,7 @@ from gateway.planning.image_owners import (
 from gateway.planning.image_sources import choose_loader, choose_sources
 from gateway.planning.plan import Plan
 from gateway.planning.planner import ScalingPlanner
+from gateway.planning.serving_traffic import serving_traffic
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionVersion
 from registry.records.instance import InstanceState
@@ -240,7 +241,8 @@ class Replicator:
         """Make, or only pin, the copy of a node's host."""
         entry = step.cache.node(node)
         assert entry is not None, "owners are usable nodes"
-        sources = choose_sources(image, [entry.record], step.cache.index.sources(image), [])
+        senders = serving_traffic(step.cache).senders
+        sources = choose_sources(image, [entry.record], step.cache.index.sources(image), [], senders)
         self._planner.prefetching[image, node] = None
         step.plan.actions.append(
             PrefetchAction(

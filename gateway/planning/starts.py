@@ -29,6 +29,7 @@ from gateway.planning.placement import (
 )
 from gateway.planning.plan import NodeAffinity, PendingStart, Plan, PlannerSettings
 from gateway.planning.policy import FunctionLoad
+from gateway.planning.serving_traffic import serving_traffic
 from registry.messages.images import ImageHolder
 from registry.records.function import FunctionVersion
 from registry.records.instance import InstanceGroup, InstanceRecord
@@ -254,7 +255,8 @@ class StartPlanner:
         holders: Mapping[str, tuple[ImageHolder, ...]] = {}
         if image and targets:
             nodes = step.cache.index.sources(image)
-            sources = choose_sources(image, targets, nodes, self.loading(step.cache, image))
+            loading, senders = self.loading(step.cache, image), serving_traffic(step.cache).senders
+            sources = choose_sources(image, targets, nodes, loading, senders)
             if sources.error:
                 return sources.error
             holders = sources.holders

@@ -9,7 +9,7 @@ from invoker.links.framing import FrameFormat, FrameReader, LinkFrame, LinkLost,
 from rdmacast.address import parse_url
 from rdmacast.errors import CastError
 from rdmacast.protocol.handshake import ClientHandshake, Handshake, Secret, ServerHandshake, Service
-from registry.channel.priority import make_urgent
+from rdmacast.protocol.priority import make_urgent
 
 SERVICE = Service("stages", 1)
 CONNECT_TIMEOUT_S = 10.0  # to connect and authenticate
@@ -142,7 +142,10 @@ def _connect(url: str, deadline: float, same_host: bool, tls: ssl.SSLContext | N
 
 
 def _prioritize(one: socket.socket, key: StageKey) -> None:
-    """Mark links for hidden states as urgent: they are short, and steps wait for them."""
+    """Mark links for hidden states as urgent: steps wait for them.
+
+    K and V are not: they are long, and go before weights anyway.
+    """
     if not key.sequence:
         make_urgent(one)
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 class NodeTopology:
     """The topology of one node: its leaf switch, its scale-up domain (NVLink, for example), its port's rate.
 
-    Leaf and domain are names, empty where unknown: a node without a domain is in none with others. A node
-    that `serves_prefill` sends KV caches, so that being a source would slow its requests.
+    Leaf and domain are names, empty where unknown: a node without a domain is in none with others.
     """
 
     leaf: str = ""
     domain: str = ""
     bytes_per_s: float = 1.0
-    serves_prefill: bool = False
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0:

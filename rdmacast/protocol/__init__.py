@@ -6,6 +6,7 @@
 - `framing`: frames over a transport
 - `handshake`: mutual authentication
 - `keepalive`: the timeout of a silent peer
+- `priority`: the priority of connections in queues with bands
 - `pull_report`: timed pulls and verdicts
 - `tls`: TLS contexts of a node
 - `wake_threshold`: when a reader is woken

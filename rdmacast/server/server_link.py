@@ -30,6 +30,7 @@ from rdmacast.protocol.frames import (
     Watch,
 )
 from rdmacast.protocol.framing import CastProtocol
+from rdmacast.protocol.priority import make_bulk
 from rdmacast.protocol.wire import MAX_READ_BYTES, encode
 from rdmacast.server.exporter_registry import ExporterRegistry, LinkExports
 from rdmacast.server.port_arbiter import PortArbiter
@@ -126,7 +127,7 @@ class ServerLink(CastProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._events.on_open(self)
-        _limit_unsent(transport)
+        _tune(transport)
         self.send(Greeting(MAX_READ_BYTES, self._context.host))
 
     def link_closed(self, reason: CastError) -> None:
@@ -299,8 +300,12 @@ class ServerLink(CastProtocol):
                 await self.drained()
 
 
-def _limit_unsent(transport: asyncio.BaseTransport) -> None:
-    """Keep little in the kernel: several payloads there would share the port, whichever has the grant."""
+def _tune(transport: asyncio.BaseTransport) -> None:
+    """Leave links to what serves, and keep little in the kernel.
+
+    Several payloads there would share the port, whichever has the grant.
+    """
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        make_bulk(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

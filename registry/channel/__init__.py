@@ -3,6 +3,5 @@
 - `client`: the gateway's end: calls and their replies
 - `connection`: one end of a connection: frames, keepalive, congestion
 - `frames`: the frames and their bounds
-- `priority`: the priority of a connection's packets over bulk transfers
 - `server`: the node's end: a handler for each call
 """

@@ -7,8 +7,8 @@ from typing import cast
 
 from rdmacast.protocol.handshake import Service
 from rdmacast.protocol.keepalive import Keepalive
+from rdmacast.protocol.priority import make_urgent
 from registry.channel.frames import ChannelFrameKind, FrameSplitter, pack
-from registry.channel.priority import make_urgent
 from registry.errors import ChannelClosed, ChannelError
 
 logger = logging.getLogger(__name__)

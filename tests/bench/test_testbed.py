@@ -53,6 +53,17 @@ def test_urgent_bytes_have_a_band_of_their_own() -> None:
     assert "tc -n hcbed-41-7-switch qdisc add dev p2 parent 1:1 pfifo_fast" in commands
 
 
+def test_bands_become_one_queue_and_back() -> None:
+    banded = plan(shape=LinkShape(rate_bytes_s=25_000_000, bands=True))
+    queued = [" ".join(command) for command in banded.set_bands(False)]
+    assert "tc -n hcbed-41-7-h0 qdisc replace dev eth0 parent 1:1 pfifo limit 64" in queued
+    assert "tc -n hcbed-41-7-switch qdisc replace dev p2 parent 1:1 pfifo limit 64" in queued
+    assert len(queued) == 6
+    assert all(command[-1] == "pfifo_fast" for command in banded.set_bands(True))
+    with pytest.raises(ValueError, match="no bands"):
+        plan().set_bands(True)
+
+
 def test_a_switch_that_heeds_bands_routes() -> None:
     """A bridge forgets on the way how urgent a packet is."""
     banded = plan(shape=LinkShape(rate_bytes_s=25_000_000, bands=True))

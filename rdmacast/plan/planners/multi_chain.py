@@ -1,10 +1,10 @@
 """Chains over a topology, the fastest nodes first, after BlitzScale §5.1 (pure).
 
-Sources that serve prefill are left out while others hold the model. A scale-up domain is one link of a
-chain: its ports receive different blocks at once, and inside the domain each block spreads in one step that
-uses no port. Targets are fed inside their leaf switch where the holders there are fast enough, so that one
-copy enters a leaf without a source. Unlike the paper's algorithm, which always extends the newest chain, a
-target joins the shortest chain that is fit, so that every source is used. Blocks are sent in execution order.
+A scale-up domain is one link of a chain: its ports receive different blocks at once, and inside the domain
+each block spreads in one step that uses no port. Targets are fed inside their leaf switch where the holders
+there are fast enough, so that one copy enters a leaf without a source. Unlike the paper's algorithm, which
+always extends the newest chain, a target joins the shortest chain that is fit, so that every source is used;
+sources whose links serving uses are left out before. Blocks are sent in execution order.
 """
 
 from collections import defaultdict
@@ -116,12 +116,8 @@ def _targets_in_domains(shape: CastShape, sites: Sequence[NodeTopology]) -> dict
 def _first_tails(
     sources: Sequence[int], in_domain: dict[int, int], sites: Sequence[NodeTopology]
 ) -> list[_Tail]:
-    """Return the first senders over the network: the sources with the targets in their scale-up domains.
-
-    Sources that serve prefill send only if there are no others.
-    """
-    free = [source for source in sources if not sites[source].serves_prefill]
-    units = units_of([*free, *in_domain] or sources, sites)
+    """Return the first senders over the network: the sources with the targets in their scale-up domains."""
+    units = units_of([*sources, *in_domain], sites)
     return [_Tail(unit, 0, chain) for chain, unit in enumerate(units)]
 
 

@@ -29,14 +29,13 @@ def senders(plan: TransferPlan, target: int) -> set[int]:
 def topologies(draw: st.DrawFn) -> tuple[list[NodeTopology], tuple[int, ...]]:
     """Nodes on up to three leaves; a scale-up domain stays under one leaf."""
     sites = []
-    for node in range(draw(st.integers(1, 24))):
+    for _ in range(draw(st.integers(1, 24))):
         domain = draw(st.none() | st.integers(0, 3))
         sites.append(
             NodeTopology(
                 leaf=f"l{draw(st.integers(0, 2)) if domain is None else domain % 2}",
                 domain="" if domain is None else f"d{domain}",
                 bytes_per_s=draw(st.sampled_from([1.0, 2.0, 4.0])),
-                serves_prefill=draw(st.booleans()) if node % 3 == 0 else False,
             )
         )
     sources = draw(st.sets(st.integers(0, len(sites) - 1), min_size=1, max_size=4))
@@ -49,11 +48,7 @@ def test_chains_are_valid_over_every_topology(
     topology: tuple[list[NodeTopology], tuple[int, ...]], blocks: int
 ) -> None:
     sites, sources = topology
-    plan = cast(sites, sources, blocks)
-    free = [source for source in sources if not sites[source].serves_prefill]
-    over_network = plan.transfers.chosen(~plan.is_local())
-    if free:
-        assert not {s for s in over_network.source.tolist() if s in sources} - set(free)
+    cast(sites, sources, blocks)
 
 
 def test_the_fastest_nodes_come_first() -> None:
@@ -61,13 +56,6 @@ def test_the_fastest_nodes_come_first() -> None:
     plan = cast([NodeTopology(bytes_per_s=rate) for rate in rates])
     assert plan.groups == ((0, 2, 3, 1),)
     assert [senders(plan, node) for node in (2, 3, 1)] == [{0}, {2}, {3}]
-
-
-def test_sources_that_serve_prefill_send_only_where_nobody_else_can() -> None:
-    busy = NodeTopology(serves_prefill=True)
-    plan = cast([busy, NodeTopology(), NodeTopology(), NodeTopology()], sources=(0, 1))
-    assert not len(plan.sends(0)) and plan.groups == ((1, 2, 3), (0,))
-    assert len(cast([busy, NodeTopology(), NodeTopology()]).sends(0)) == 4
 
 
 def test_targets_are_fed_inside_their_leaf_and_every_source_is_used() -> None:
