@@ -16,6 +16,7 @@
 - `progress`: progress of a load
 - `published`: images served to other nodes
 - `sources`: the peers to load an image from
+- `starts_first`: the precedence of starts over background work
 - `store_access`: access to the cluster's blob store
 - `transports`: the node's transports
 """
