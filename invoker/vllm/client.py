@@ -96,7 +96,7 @@ def _takes_no_connections(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, (ConnectionRefusedError, FileNotFoundError)):
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__
     return False
 
 
