@@ -1,8 +1,8 @@
 r"""Measure what a cast costs the streams that its source serves, and what the streams cost the cast.
 
 Nodes are on hosts of their own behind shaped links (`benchmarks.testbed`; needs root and iproute2). One node
-serves streams, which are requested at a fixed interval, and holds the image of another function, which is
-cast from there to --targets nodes, again and again. Conditions take turns beside the same streams:
+serves streams, of which a fixed number is in flight all the time, and holds the image of another function,
+which is cast from there to --targets nodes, again and again. Conditions take turns beside the same streams:
 
 one-queue  links have one queue for all packets, as without any mechanism
 limited    links have bands: tokens and hidden states first, then K and V, then weights
@@ -122,7 +122,7 @@ def _measure_on_one_platform(
             order = StreamOrder(
                 function=SERVED,
                 vocabulary=kind.vocabulary,
-                interval_s=scenario.interval_s * kind.slower,
+                concurrent=scenario.concurrent,
                 prompt_tokens=scenario.prompt_tokens,
                 output_tokens=scenario.output_tokens,
             )
@@ -132,7 +132,7 @@ def _measure_on_one_platform(
                 "image_bytes": kind.weights.image_bytes,
                 "slower": kind.slower,
                 **{
-                    name: getattr(scenario, name) for name in ("interval_s", "prompt_tokens", "output_tokens")
+                    name: getattr(scenario, name) for name in ("concurrent", "prompt_tokens", "output_tokens")
                 },
                 "serving": scenario.serving.value,
             }

@@ -45,7 +45,7 @@ ALONE = Condition(name="alone", description="no cast", casts=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingScenario:
-    """Streams of one kind: one each `interval_s` of model time, of so many prompt and output tokens.
+    """Streams of one kind: `concurrent` are in flight all the time, each of some prompt and output tokens.
 
     Without `emulated` a small model computes on the processor. A disaggregated function has an instance for
     prompts, which hands K and V to one that decodes.
@@ -54,7 +54,7 @@ class ServingScenario:
     name: str
     description: str
     emulated: bool
-    interval_s: float
+    concurrent: int
     prompt_tokens: int
     output_tokens: int
     serving: ServingMode = ServingMode.COLOCATED
@@ -72,7 +72,7 @@ SCENARIOS = {
             name="streams-13b",
             description="one instance of the emulated model serves all streams",
             emulated=True,
-            interval_s=0.125,
+            concurrent=6,
             prompt_tokens=512,
             output_tokens=64,
         ),
@@ -80,7 +80,7 @@ SCENARIOS = {
             name="handoff-13b",
             description="one emulated instance runs prompts, and hands K and V to one that decodes",
             emulated=True,
-            interval_s=0.125,
+            concurrent=4,
             prompt_tokens=512,
             output_tokens=48,  # so that more than 1 % of the tokens are second ones, which wait for K and V
             serving=ServingMode.DISAGGREGATED,
@@ -90,9 +90,9 @@ SCENARIOS = {
             name="streams-native",
             description="a small model that the native engine computes on the processor",
             emulated=False,
-            interval_s=0.25,
+            concurrent=2,
             prompt_tokens=64,
-            output_tokens=64,
+            output_tokens=32,
         ),
     )
 }

@@ -1,8 +1,9 @@
-"""Streams that are requested at a fixed interval, from a host of the testbed, while a block runs."""
+"""Streams of which a fixed number is in flight, requested from a host of the testbed while a block runs."""
 
 import asyncio
+import itertools
+import secrets
 import threading
-import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,15 +15,19 @@ from benchmarks.harness.traces import TraceRequest
 from invoker.emulated.tokens import FIRST_TOKEN
 
 _TIMEOUT_S = 120.0
+_STAGGER_S = 0.3  # between the first requests, so that they do not run in step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """Requests to `function`, one each `interval_s`, whether or not earlier ones are answered."""
+    """Requests to `function`, of which `concurrent` are in flight: each follows at once on another's end.
+
+    At a fixed rate of requests a slower engine would have more of them in flight, which slows it further.
+    """
 
     function: str
     vocabulary: int
-    interval_s: float
+    concurrent: int
     prompt_tokens: int
     output_tokens: int
 
@@ -30,6 +35,7 @@ class StreamOrder:
 class Streams:
     """Requests streams in a thread of its own while entered; at the end all of them are complete.
 
+    No other stream follows one that failed.
     Raises the error that stopped it, because what it has measured is then incomplete.
     """
 
@@ -39,6 +45,8 @@ class Streams:
         self._order = order
         self._request = TraceRequest(0.0, order.prompt_tokens, order.output_tokens)
         self._prompts = PromptPool.of(order.vocabulary, order.prompt_tokens, FIRST_TOKEN)
+        self._name = f"{order.function}-{secrets.token_hex(4)}"
+        self._numbers = itertools.count()
         self._stop = threading.Event()
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="streams")
@@ -62,17 +70,22 @@ class Streams:
             self._failure = error
 
     async def _all(self) -> None:
-        due_s, index = time.perf_counter(), 0
         async with asyncio.TaskGroup() as group:
-            while not self._stop.is_set():
-                group.create_task(self._one(index, due_s))
-                due_s, index = due_s + self._order.interval_s, index + 1
-                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            for place in range(self._order.concurrent):
+                group.create_task(self._one_after_another(place))
 
-    async def _one(self, index: int, due_s: float) -> None:
+    async def _one_after_another(self, place: int) -> None:
+        await asyncio.sleep(place * _STAGGER_S)
+        failed = False
+        while not failed and not self._stop.is_set():
+            done = await self._one()
+            failed = bool(done.failure)
+            self.finished.append(done)
+
+    async def _one(self) -> StreamResult:
+        index = next(self._numbers)
         body = self._prompts.body(self._order.function, index, self._request)
-        name = f"{self._order.function}-{due_s:.6f}"
-        done = await stream_completion(self._target, name, body, _TIMEOUT_S, due_s)
+        done = await stream_completion(self._target, f"{self._name}-{index}", body, _TIMEOUT_S)
         if not done.failure and done.completion_tokens != self._order.output_tokens:
             done.failure = "wrong length"
-        self.finished.append(done)
+        return done
