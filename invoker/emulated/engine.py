@@ -49,10 +49,7 @@ class EmulatedEngine(BatchedEngine):
         self._clock = clock
         limits, longest = limits_of(profile, max_sequences), min(context_length, profile.model.context)
         self._format = EntryFormat(
-            kv=self._shape,
-            row_dtype=ROWS,
-            row_items=row_items(profile),
-            step_tokens=limits.entering_tokens,
+            kv=self._shape, row_dtype=ROWS, row_items=row_items(profile), limits=limits
         )
         super().__init__(pages, limits, vocabulary=profile.model.vocabulary, longest=longest)
         self._chains: dict[str, TokenChain] = {}

@@ -18,7 +18,7 @@ from invoker.engine.kv.slices import KvSlice, export_kv, import_kv, usable_token
 from invoker.engine.layout import build_layout
 from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import SampledToken, SamplingRow, sample
-from invoker.engine.scheduling.scheduler import ENTERING_TOKENS, PREFILL_TOKENS, Chunk, StepLimits, StepPlan
+from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits, StepPlan
 from invoker.engine.scheduling.sequence_table import failed_output
 from invoker.engine.stage import StageExecutor
 from invoker.engine.weights import bind
@@ -42,12 +42,8 @@ def limits_for(
     turn = shared_prefill_tokens or (
         _SHARED_PREFILL_TOKENS_CPU if device_type == "cpu" else _SHARED_PREFILL_TOKENS
     )
-    shared = min(turn, prefill_tokens)
     return StepLimits(
-        sequences=sequences,
-        prefill_tokens=prefill_tokens,
-        shared_prefill_tokens=shared,
-        entering_tokens=shared if device_type == "cpu" else ENTERING_TOKENS,  # a CPU gains nothing by more
+        sequences=sequences, prefill_tokens=prefill_tokens, shared_prefill_tokens=min(turn, prefill_tokens)
     )
 
 
@@ -104,7 +100,7 @@ class DecoderEngine(BatchedEngine):
             kv=self._stage.pool.shape,
             row_dtype=bound.dtype,
             row_items=bound.geometry.hidden,
-            step_tokens=self._limits.entering_tokens,
+            limits=self._limits,
         )
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -357,6 +358,9 @@ class EngineRunner:
 
     def _add(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id
+        work = len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
+        if (entry := stream.entry) is not None and self.entry_format is not None:
+            work = max(1, math.ceil(work * (1 - entry.layers / self.entry_format.kv.layers)))
         try:
             if self._generator is None:
                 raise EngineError("this engine does not generate")
@@ -372,9 +376,7 @@ class EngineRunner:
                 started = partial(self._export_started, stream, stream.export)
                 cast(KvExporter, self._generator).export(request_id, started)
             if self.load is not None:
-                self.load.add(
-                    request_id, len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
-                )
+                self.load.add(request_id, work)
 
     def _export_started(self, stream: _Stream, export: ExportKv, kv: KvExport) -> None:
         name = stream.sequence.request_id

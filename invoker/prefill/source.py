@@ -46,12 +46,24 @@ class PairDriver(SourceThread):
         entries: EntryFormat | None = None,
         own: LoadedLayers | None = None,
     ) -> None:
-        super().__init__(before, behind, pages=pages, longest=longest, name=name, entries=entries, own=own)
+        self._load = None if instance.runner is None else instance.runner.load
+        queued = 0 if self._load is None else self._load.queued_prompt_tokens
+        super().__init__(
+            *(before, behind),
+            pages=pages,
+            longest=longest,
+            name=name,
+            entries=entries,
+            own=own,
+            queued=queued,
+        )
         self._instance = instance
         self._prompts: set[WaitingPrompt] = set()  # those that wait for their result
         self._running = 0  # streams
         self._refusal: Exception | None = None  # why new requests are refused
         self._names = 0
+        if self._load is not None:
+            self._load.watch(self._watch_step)
         self.start()
 
     def __repr__(self) -> str:
@@ -128,6 +140,8 @@ class PairDriver(SourceThread):
         if self._own is not None and self._instance.state is InstanceState.READY and waiting:
             await asyncio.wait(waiting, timeout=_HANDOVER_TIMEOUT_S)
         self.move()
+        if self._load is not None:
+            self._load.unwatch(self._watch_step)
         await super().aclose()
 
     def fail(self, reason: Exception) -> None:
@@ -141,6 +155,9 @@ class PairDriver(SourceThread):
                 prompt.resolve(PairPrompt())
             elif not prompt.result.done():
                 prompt.result.set_exception(reason)
+
+    def _watch_step(self, queued: int) -> None:
+        self._submit(partial(self._on_step, queued))
 
     async def _prefilled(self, name: str, sequence: NewSequence) -> PairPrompt:
         tokens = [*sequence.prompt_ids, *sequence.generated_ids]

@@ -39,7 +39,7 @@ class SourceState(Enum):
 
 
 class SourceThread(WireThread[PairMessage]):
-    """The source's thread; `_add`, `_drop`, `_on_first_token` and `_set_ready` are submitted to it.
+    """The source's thread; `_add`, `_drop`, `_on_step`, `_on_first_token`, `_set_ready` are submitted to it.
 
     The oldest prompts go to the engine as it runs those before: with what the target made of them, or whole
     if they were not offered to it. The engine's steps run them through their other layers beside the
@@ -47,6 +47,7 @@ class SourceThread(WireThread[PairMessage]):
 
     `pages` is the number of KV pages in each of the target's layers, `longest` the most tokens of a sequence.
     A node that is its own target has it as `own`, else `entries` is the format of what the target sends.
+    `queued` are the prompt tokens that the engine had before the pair.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SourceThread(WireThread[PairMessage]):
         name: str,
         entries: EntryFormat | None = None,
         own: LoadedLayers | None = None,
+        queued: int = 0,
     ) -> None:
         assert (entries is None) != (own is None)
         super().__init__(before, behind, pair_reader(), name=name)
@@ -69,6 +71,8 @@ class SourceThread(WireThread[PairMessage]):
         self._waiting: dict[str, WaitingPrompt] = {}  # oldest first
         self._state = SourceState.FREE if own is None else SourceState.LOADING
         self._taken: dict[str, float] = {}  # tokens, by their share, of prompts that the engine has to run
+        self._others: float = queued  # prompt tokens that it has from before
+        self._layers = 0  # that ran elsewhere, of the latest prompt
         self.prefilled_prompts = 0  # handed to the engine behind some layers
 
     def _on_idle(self) -> bool:
@@ -108,6 +112,10 @@ class SourceThread(WireThread[PairMessage]):
     def _set_ready(self) -> None:
         self._state = SourceState.FREE
 
+    def _on_step(self, queued: int) -> None:
+        """Record the prompt tokens that the engine has after a step."""
+        self._others = min(self._others, max(0.0, queued - sum(self._taken.values())))
+
     def _on_first_token(self, name: str) -> None:
         """Record that the engine has run a prompt, or has dropped it."""
         self._taken.pop(name, None)
@@ -144,8 +152,10 @@ class SourceThread(WireThread[PairMessage]):
                 return
 
     def _has_room(self) -> bool:
-        taken = sum(self._taken.values())
-        return self._entries is None or taken < _TAKEN_STEPS * self._entries.step_tokens
+        if self._entries is None:
+            return True
+        queued = self._others + sum(self._taken.values())
+        return queued < _TAKEN_STEPS * self._entries.step_tokens(self._layers)
 
     def _start(self, prompt: WaitingPrompt, found: PairPrompt) -> None:
         """Hand a prompt to the engine."""
@@ -154,7 +164,8 @@ class SourceThread(WireThread[PairMessage]):
             self._free_pages += prompt.pages
         share = 1.0
         if found.entry is not None and self._entries is not None:
-            share = max(_LEAST_SHARE, 1 - found.entry.layers / self._entries.kv.layers)
+            self._layers = found.entry.layers
+            share = max(_LEAST_SHARE, 1 - self._layers / self._entries.kv.layers)
         self._taken[prompt.name] = len(prompt.tokens) * share
         self.prefilled_prompts += found.entry is not None or bool(found.kv)
         self._call_loop(prompt.resolve, found)

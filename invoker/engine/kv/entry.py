@@ -8,7 +8,7 @@ import torch
 
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice
-from invoker.engine.scheduling.scheduler import Chunk
+from invoker.engine.scheduling.scheduler import Chunk, StepLimits
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 
 
@@ -33,17 +33,21 @@ class LayerEntry:
 class EntryFormat:
     """What an engine accepts as entries: the shape of its K and V, and of a hidden state.
 
-    `step_tokens` is the number of prompt tokens in a step with entries, each by the layers it has left.
+    `limits` are those of the engine's steps.
     """
 
     kv: KvShape
     row_dtype: torch.dtype
     row_items: int
-    step_tokens: int
+    limits: StepLimits
 
     @property
     def row_bytes(self) -> int:
         return self.row_items * self.row_dtype.itemsize
+
+    def step_tokens(self, layers: int) -> int:
+        """Return the prompt tokens of a step, by their share of layers, with a prompt behind `layers`."""
+        return self.limits.entering_tokens(layers / self.kv.layers)
 
     def kv_bytes(self, layers: int, tokens: int) -> int:
         """Return the bytes of K and V of `tokens` tokens in `layers` layers."""

@@ -24,9 +24,9 @@ from invoker.engine.kv.pages import PageAllocator
 from invoker.engine.scheduling.tenant_queues import ScheduledSequence, TenantQueue, next_queue
 
 PREFILL_TOKENS = 512  # prompt tokens of a step, at most, unless set otherwise
-# Those of a step with prompts of which the first layers ran elsewhere. In these layers an accelerator reads
-# the weights for the decoded tokens alone: 5.5 of 63 ms with 1024 tokens for half of a 13B model on an H800.
-ENTERING_TOKENS = 1024
+# In layers that ran elsewhere an accelerator reads the weights for decoded tokens alone, which takes as long
+# as to compute `shared_prefill_tokens` there: with so many times as many it is a tenth of the step.
+_SKIPPED_FACTOR = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +38,20 @@ class StepLimits:
     else at most `shared_prefill_tokens`. So the steps of a tenant with many prompts are short: a newcomer
     waits only until the current one ends, and so do the decoding sequences, into the steps of which a long
     prompt is spread. Prompts of which the first layers ran elsewhere count by the layers that they have left;
-    while there are some, a step takes at least `entering_tokens`.
+    the more layers ran elsewhere, the more tokens a step takes: see `entering_tokens`.
     """
 
     sequences: int
     prefill_tokens: int
     shared_prefill_tokens: int
-    entering_tokens: int = ENTERING_TOKENS
 
     def __post_init__(self) -> None:
-        least = min(self.sequences, self.prefill_tokens, self.shared_prefill_tokens, self.entering_tokens)
-        if least < 1:
+        if min(self.sequences, self.prefill_tokens, self.shared_prefill_tokens) < 1:
             raise ValueError(f"limits must be at least 1: {self}")
+
+    def entering_tokens(self, skipped: float) -> int:
+        """Return the tokens of a step with a prompt that enters behind that part of the layers."""
+        return max(self.shared_prefill_tokens, int(_SKIPPED_FACTOR * self.shared_prefill_tokens * skipped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,8 +339,9 @@ class Scheduler:
         prompts = self._backlogged()
         crowded = len(prompts) > 1 and any(len(queue) > 1 for queue in prompts)
         left: float = limits.shared_prefill_tokens if self._running or crowded else limits.prefill_tokens
-        if any(one.share < 1 for own in prompts.values() for one in own):
-            left = max(left, limits.entering_tokens)
+        least = min((one.share for own in prompts.values() for one in own), default=1.0)
+        if least < 1:
+            left = max(left, limits.entering_tokens(1 - least))
         while left > 0 and prompts:
             queue = next_queue(prompts)
             sequence = prompts[queue].popleft()
