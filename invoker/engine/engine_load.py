@@ -42,7 +42,7 @@ class EngineLoad:
         self._fastest = 0, 0.0  # tokens and seconds of the fastest step that left none
         self._steps: dict[int, tuple[float, float]] = {}  # sequences and seconds, by power of two
         self._decode_rate, self._decoded_at = 0.0, 0.0
-        self._watchers: tuple[Callable[[int], None], ...] = ()
+        self._watchers: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:
         return f"<EngineLoad {len(self._left)} sequences, {self._queued} prompt tokens queued>"
@@ -52,11 +52,15 @@ class EngineLoad:
         """The prompt tokens that were accepted and not run yet."""
         return self._queued
 
-    def watch(self, callback: Callable[[int], None]) -> None:
-        """Call `callback` with the queued prompt tokens after each step, on the engine's thread."""
+    def left(self, request_id: str) -> int | None:
+        """Return the prompt tokens of a sequence to run, 0 if it has a token, None if it is not there."""
+        return self._left.get(request_id)
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each step, on the engine's thread."""
         self._watchers = (*self._watchers, callback)
 
-    def unwatch(self, callback: Callable[[int], None]) -> None:
+    def unwatch(self, callback: Callable[[], None]) -> None:
         """End `watch`."""
         self._watchers = tuple(one for one in self._watchers if one != callback)
 
@@ -84,7 +88,7 @@ class EngineLoad:
             elif left == 0:
                 decoded += 1
         for watcher in self._watchers:
-            watcher(self._queued)
+            watcher()
         if seconds <= 0:
             return
         if prompt and self._queued:  # full of prompts

@@ -46,8 +46,7 @@ class PairDriver(SourceThread):
         entries: EntryFormat | None = None,
         own: LoadedLayers | None = None,
     ) -> None:
-        self._load = None if instance.runner is None else instance.runner.load
-        queued = 0 if self._load is None else self._load.queued_prompt_tokens
+        load = None if instance.runner is None else instance.runner.load
         super().__init__(
             *(before, behind),
             pages=pages,
@@ -55,7 +54,7 @@ class PairDriver(SourceThread):
             name=name,
             entries=entries,
             own=own,
-            queued=queued,
+            load=load,
         )
         self._instance = instance
         self._prompts: set[WaitingPrompt] = set()  # those that wait for their result
@@ -156,8 +155,8 @@ class PairDriver(SourceThread):
             elif not prompt.result.done():
                 prompt.result.set_exception(reason)
 
-    def _watch_step(self, queued: int) -> None:
-        self._submit(partial(self._on_step, queued))
+    def _watch_step(self) -> None:
+        self._submit(self._on_step)
 
     async def _prefilled(self, name: str, sequence: NewSequence) -> PairPrompt:
         tokens = [*sequence.prompt_ids, *sequence.generated_ids]

@@ -1,11 +1,14 @@
 """The thread of a pair's source: which prompts its engine takes from the target, and when."""
 
 import logging
+import math
 import socket
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
 
+from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from invoker.links.framing import LinkFrame, LinkLost
@@ -25,7 +28,7 @@ from invoker.prefill.prompts import PairPrompt, WaitingPrompt
 
 log = logging.getLogger("invoker.stages")
 
-_TAKEN_STEPS = 2  # prompts in the engine without a first token: the step that runs, and the next one
+_TAKEN_STEPS = 2  # whose prompts the engine has: the step that starts, and the next one
 # The least part of a prompt that counts: the target would have nothing left to run meanwhile.
 _LEAST_SHARE = 0.5
 
@@ -38,6 +41,18 @@ class SourceState(Enum):
     REQUESTED = auto()  # it waits for a prompt of the target
 
 
+@dataclass(slots=True, kw_only=True)
+class TakenTokens:
+    """The prompt tokens of a sequence that the engine has left to run, by their share of layers.
+
+    They count `weight` times.
+    """
+
+    request_id: str
+    left: int
+    weight: float
+
+
 class SourceThread(WireThread[PairMessage]):
     """The source's thread; `_add`, `_drop`, `_on_step`, `_on_first_token`, `_set_ready` are submitted to it.
 
@@ -47,7 +62,7 @@ class SourceThread(WireThread[PairMessage]):
 
     `pages` is the number of KV pages in each of the target's layers, `longest` the most tokens of a sequence.
     A node that is its own target has it as `own`, else `entries` is the format of what the target sends.
-    `queued` are the prompt tokens that the engine had before the pair.
+    `load` is that of the engine, if it is there.
     """
 
     def __init__(
@@ -60,7 +75,7 @@ class SourceThread(WireThread[PairMessage]):
         name: str,
         entries: EntryFormat | None = None,
         own: LoadedLayers | None = None,
-        queued: int = 0,
+        load: EngineLoad | None = None,
     ) -> None:
         assert (entries is None) != (own is None)
         super().__init__(before, behind, pair_reader(), name=name)
@@ -70,8 +85,9 @@ class SourceThread(WireThread[PairMessage]):
         self._free_pages = pages
         self._waiting: dict[str, WaitingPrompt] = {}  # oldest first
         self._state = SourceState.FREE if own is None else SourceState.LOADING
-        self._taken: dict[str, float] = {}  # tokens, by their share, of prompts that the engine has to run
-        self._others: float = queued  # prompt tokens that it has from before
+        self._load = load
+        self._taken: dict[str, TakenTokens] = {}  # of prompts that the engine has to run
+        self._others = 0 if load is None else load.queued_prompt_tokens  # that it has besides
         self._layers = 0  # that ran elsewhere, of the latest prompt
         self.prefilled_prompts = 0  # handed to the engine behind some layers
 
@@ -112,9 +128,16 @@ class SourceThread(WireThread[PairMessage]):
     def _set_ready(self) -> None:
         self._state = SourceState.FREE
 
-    def _on_step(self, queued: int) -> None:
-        """Record the prompt tokens that the engine has after a step."""
-        self._others = min(self._others, max(0.0, queued - sum(self._taken.values())))
+    def _on_step(self) -> None:
+        """Record what the engine has left to run after a step."""
+        assert self._load is not None
+        ours = 0
+        for taken in self._taken.values():
+            left = self._load.left(taken.request_id)
+            if left is not None:  # else it has not arrived there yet
+                taken.left = left
+                ours += left
+        self._others = max(0, self._load.queued_prompt_tokens - ours)
 
     def _on_first_token(self, name: str) -> None:
         """Record that the engine has run a prompt, or has dropped it."""
@@ -154,7 +177,7 @@ class SourceThread(WireThread[PairMessage]):
     def _has_room(self) -> bool:
         if self._entries is None:
             return True
-        queued = self._others + sum(self._taken.values())
+        queued = self._others + sum(one.left * one.weight for one in self._taken.values())
         return queued < _TAKEN_STEPS * self._entries.step_tokens(self._layers)
 
     def _start(self, prompt: WaitingPrompt, found: PairPrompt) -> None:
@@ -165,8 +188,12 @@ class SourceThread(WireThread[PairMessage]):
         share = 1.0
         if found.entry is not None and self._entries is not None:
             self._layers = found.entry.layers
-            share = max(_LEAST_SHARE, 1 - self._layers / self._entries.kv.layers)
-        self._taken[prompt.name] = len(prompt.tokens) * share
+            share = 1 - self._layers / self._entries.kv.layers
+        self._taken[prompt.name] = TakenTokens(
+            request_id=prompt.sequence.request_id,
+            left=math.ceil(len(prompt.tokens) * share),
+            weight=max(1.0, _LEAST_SHARE / share),
+        )
         self.prefilled_prompts += found.entry is not None or bool(found.kv)
         self._call_loop(prompt.resolve, found)
 

@@ -25,8 +25,10 @@ from invoker.engine.scheduling.tenant_queues import ScheduledSequence, TenantQue
 
 PREFILL_TOKENS = 512  # prompt tokens of a step, at most, unless set otherwise
 # In layers that ran elsewhere an accelerator reads the weights for decoded tokens alone, which takes as long
-# as to compute `shared_prefill_tokens` there: with so many times as many it is a tenth of the step.
-_SKIPPED_FACTOR = 10
+# as to compute `shared_prefill_tokens` there: with so many times as many it is a seventh of the step. More
+# would let prompts wait longer for their step than they gain.
+_SKIPPED_FACTOR = 6
+_MOST_SKIPPED = 0.5  # beyond it the two parts of a pair would not be equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class StepLimits:
 
     def entering_tokens(self, skipped: float) -> int:
         """Return the tokens of a step with a prompt that enters behind that part of the layers."""
-        return max(self.shared_prefill_tokens, int(_SKIPPED_FACTOR * self.shared_prefill_tokens * skipped))
+        factor = _SKIPPED_FACTOR * min(skipped, _MOST_SKIPPED)
+        return int(self.shared_prefill_tokens * max(1.0, factor))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
