@@ -28,7 +28,7 @@ from invoker.prefill.prompts import PairPrompt, WaitingPrompt
 
 log = logging.getLogger("invoker.stages")
 
-_TAKEN_STEPS = 2  # whose prompts the engine has: the step that starts, and the next one
+_TAKEN_STEPS = 1.5  # whose prompts the engine has: the step that starts, and a part of the next one
 # The least part of a prompt that counts: the target would have nothing left to run meanwhile.
 _LEAST_SHARE = 0.5
 
@@ -88,7 +88,6 @@ class SourceThread(WireThread[PairMessage]):
         self._load = load
         self._taken: dict[str, TakenTokens] = {}  # of prompts that the engine has to run
         self._others = 0 if load is None else load.queued_prompt_tokens  # that it has besides
-        self._layers = 0  # that ran elsewhere, of the latest prompt
         self.prefilled_prompts = 0  # handed to the engine behind some layers
 
     def _on_idle(self) -> bool:
@@ -178,7 +177,7 @@ class SourceThread(WireThread[PairMessage]):
         if self._entries is None:
             return True
         queued = self._others + sum(one.left * one.weight for one in self._taken.values())
-        return queued < _TAKEN_STEPS * self._entries.step_tokens(self._layers)
+        return queued < _TAKEN_STEPS * self._entries.limits.entering_tokens
 
     def _start(self, prompt: WaitingPrompt, found: PairPrompt) -> None:
         """Hand a prompt to the engine."""
@@ -187,8 +186,7 @@ class SourceThread(WireThread[PairMessage]):
             self._free_pages += prompt.pages
         share = 1.0
         if found.entry is not None and self._entries is not None:
-            self._layers = found.entry.layers
-            share = 1 - self._layers / self._entries.kv.layers
+            share = 1 - found.entry.layers / self._entries.kv.layers
         self._taken[prompt.name] = TakenTokens(
             request_id=prompt.sequence.request_id,
             left=math.ceil(len(prompt.tokens) * share),

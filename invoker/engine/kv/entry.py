@@ -45,10 +45,6 @@ class EntryFormat:
     def row_bytes(self) -> int:
         return self.row_items * self.row_dtype.itemsize
 
-    def step_tokens(self, layers: int) -> int:
-        """Return the prompt tokens of a step, by their share of layers, with a prompt behind `layers`."""
-        return self.limits.entering_tokens(layers / self.kv.layers)
-
     def kv_bytes(self, layers: int, tokens: int) -> int:
         """Return the bytes of K and V of `tokens` tokens in `layers` layers."""
         return layers * 2 * self.kv.heads * tokens * self.kv.head_dim * self.kv.dtype.itemsize

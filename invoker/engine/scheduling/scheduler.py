@@ -25,10 +25,9 @@ from invoker.engine.scheduling.tenant_queues import ScheduledSequence, TenantQue
 
 PREFILL_TOKENS = 512  # prompt tokens of a step, at most, unless set otherwise
 # In layers that ran elsewhere an accelerator reads the weights for decoded tokens alone, which takes as long
-# as to compute `shared_prefill_tokens` there: with so many times as many it is a seventh of the step. More
-# would let prompts wait longer for their step than they gain.
-_SKIPPED_FACTOR = 6
-_MOST_SKIPPED = 0.5  # beyond it the two parts of a pair would not be equal
+# as to compute `shared_prefill_tokens` there: with so many times as many, behind half of the layers, it is a
+# seventh of the step. With more, prompts wait longer for their step than they gain.
+_ENTERING_FACTOR = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class StepLimits:
     else at most `shared_prefill_tokens`. So the steps of a tenant with many prompts are short: a newcomer
     waits only until the current one ends, and so do the decoding sequences, into the steps of which a long
     prompt is spread. Prompts of which the first layers ran elsewhere count by the layers that they have left;
-    the more layers ran elsewhere, the more tokens a step takes: see `entering_tokens`.
+    while there are some, a step takes `entering_tokens`.
     """
 
     sequences: int
@@ -51,10 +50,10 @@ class StepLimits:
         if min(self.sequences, self.prefill_tokens, self.shared_prefill_tokens) < 1:
             raise ValueError(f"limits must be at least 1: {self}")
 
-    def entering_tokens(self, skipped: float) -> int:
-        """Return the tokens of a step with a prompt that enters behind that part of the layers."""
-        factor = _SKIPPED_FACTOR * min(skipped, _MOST_SKIPPED)
-        return int(self.shared_prefill_tokens * max(1.0, factor))
+    @property
+    def entering_tokens(self) -> int:
+        """The prompt tokens of a step with a prompt that enters behind some layers."""
+        return _ENTERING_FACTOR * self.shared_prefill_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,9 +341,8 @@ class Scheduler:
         prompts = self._backlogged()
         crowded = len(prompts) > 1 and any(len(queue) > 1 for queue in prompts)
         left: float = limits.shared_prefill_tokens if self._running or crowded else limits.prefill_tokens
-        least = min((one.share for own in prompts.values() for one in own), default=1.0)
-        if least < 1:
-            left = max(left, limits.entering_tokens(1 - least))
+        if any(one.share < 1 for own in prompts.values() for one in own):
+            left = max(left, limits.entering_tokens)
         while left > 0 and prompts:
             queue = next_queue(prompts)
             sequence = prompts[queue].popleft()
