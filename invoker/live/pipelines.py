@@ -173,6 +173,7 @@ class HostedPipeline:
         stages, is_alone = self.request.stages, not self._remote_stages
         if len(stages) > 2 or self._place != len(stages) - 1:
             raise InvalidWork("a pair is a loading node followed by a ready one")
+        await self.instance.wait_for_layers(0, 1)
         spec, _, _ = model_of(self.instance)
         layers = spec.manifest.num_layers
         if (stages[0].first, stages[-1].last) != (0, layers):
