@@ -3,9 +3,9 @@
 Everything is real except the accelerators, which are emulated (docs/OPERATIONS.md): gateway, nodes, image,
 cast and sockets. First one node serves more concurrent requests than it can run, which gives its own rate.
 Then, in each of --rounds, a second node loads the model over a link with `live: zigzag` until it is ready,
-and leaves. Prompts have different lengths, and throughput is that of prompt tokens, counted when a prompt's
-first token arrives. Every token is compared with the emulated model's. Times are model time: measured time
-divided by --slower.
+and leaves. Prompts have different lengths, and throughput is that of prompt tokens: those of the prompts
+whose first tokens come in one step count evenly since the step before. Every token is compared with the
+emulated model's. Times are model time: measured time divided by --slower.
 
 The record has, for each eighth of the load, the throughput of both nodes relative to the first one's own,
 over all rounds: `gain_by_part`, beside `theory_by_part`: a source which leaves the loaded layers to the
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
+import numpy as np
 import uvloop
 from msgspec import structs
 
@@ -47,20 +48,38 @@ from invoker.emulated.profiles import Profile
 
 PARTS = 8
 _WARM_UP = 3  # uncounted requests
+_TOGETHER_S = 5e-3  # between first tokens of one step, of the model's time: less than any step takes
 _LENGTHS = (200, 1000, 400, 600)
 
 
 @dataclass(slots=True)
 class PromptTimes:
-    """When prompts had been run, by the client's clock, with their tokens."""
+    """When prompts had been run, by the client's clock, with their tokens.
 
+    Those which follow each other within `together_s` are of one step.
+    """
+
+    together_s: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def tokens(self, from_s: float, to_s: float) -> int:
-        """Return the tokens of the prompts that ended between two times."""
-        return sum(tokens for end, tokens in self.ends if from_s <= end < to_s)
+    def tokens(self, from_s: float, to_s: float) -> float:
+        """Return the tokens that were run between two times: those of a step evenly since the one before."""
+        times, counts = zip(*self._steps(), strict=True)
+        before, behind = np.interp((from_s, to_s), times, counts)
+        return float(behind - before)
+
+    def _steps(self) -> list[tuple[float, int]]:
+        """Return the times of steps, and the tokens of all prompts until then."""
+        steps: list[tuple[float, int]] = []
+        done = 0
+        for end, tokens in sorted(self.ends):
+            done += tokens
+            if steps and end - steps[-1][0] <= self.together_s:
+                steps.pop()
+            steps.append((end, done))
+        return steps
 
     def own_rate(self) -> float:
         """Return the prompt tokens per second without the first requests."""
@@ -124,7 +143,7 @@ async def load(
 
 async def measure(platform: LocalPlatform, args: Namespace, bursts: Sequence[Burst]) -> dict[str, Any]:
     """Measure one node alone, then with the loading node. Raises PlatformStateError."""
-    seen, loads = PromptTimes(), list[LoadTimes]()
+    seen, loads = PromptTimes(together_s=_TOGETHER_S * args.slower), list[LoadTimes]()
     async with load(platform, bursts, seen) as client:
         admin = AdminClient(client)
         await _set_instances(client, 1)

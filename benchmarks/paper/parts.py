@@ -279,7 +279,12 @@ def _small() -> list[Part]:
         _part("starts", "starts", "", 2, "starts from every tier"),
         _part("policy-scale", "policy_scale", "", 3, "decisions for 200 functions on 1,000 nodes"),
         _part("live-picture", "live_picture", "", 2, "one load that serves meanwhile"),
-        _part("zigzag", "zigzag", "", 10, "an overloaded node helped by a loading one"),
+        _part("zigzag", "zigzag", "--rounds 12", 6, "an overloaded node helped by a loading one"),
+        _part("zigzag-4s", "zigzag", "--load 4 --rounds 2", 4, "the same over a load of 4 s"),
+        replace(
+            _part("interference", "interference", "--casts 4", 6, "casts from nodes that serve"),
+            testbed=True,
+        ),
     ]
 
 

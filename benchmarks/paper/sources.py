@@ -39,7 +39,6 @@ EARLIER: Mapping[str, Earlier] = {
     "starts": Earlier(file="starts-2026-11-21.json", note="an earlier state, another processor"),
     "scaleout-13b-k2": _scaleout("k2-host"),
     "live-picture": Earlier(file="live-picture-2026-11-23.json", note="an earlier state"),
-    "zigzag": Earlier(file="zigzag-2026-11-22.json", note="one run of an earlier state"),
 }
 
 

@@ -22,7 +22,7 @@ _MAX_FRESH = 2
 # Prompt tokens of calls without a first token on a paced instance: what its next few steps run. All others
 # wait at the gateway, from where they can also go to an instance that becomes ready meanwhile.
 _MAX_FRESH_TOKENS = 1024
-# In a pair the source runs some 4096 tokens in a turn, which the target has begun; that begins the next ones.
+# In a pair the source's engine has some 2000 tokens, of which the target has run layers; it begins the next.
 _PAIR_TOKENS = 8192
 _PREFIX_BOUND = 1.25  # times the average calls of an instance
 DEFAULT_CONCURRENCY = 8  # of a replica that reports no limit

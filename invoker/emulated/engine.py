@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from invoker.emulated.device_clock import DeviceClock
-from invoker.emulated.kv import check_tokens, kv_shape, slice_of
+from invoker.emulated.kv import ROWS, check_rows, check_tokens, kv_shape, row_items, slice_of
 from invoker.emulated.profiles import Profile, StepLoad
 from invoker.emulated.tokens import TokenChain
 from invoker.engine.batched_engine import BatchedEngine
 from invoker.engine.contract import NewSequence, TokenOutput
-from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.entry import EntryFormat, LayerEntry, LayerSegment, layer_segments
 from invoker.engine.kv.slices import KvSlice, usable_tokens
 from invoker.engine.sampling import SampledToken
 from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits
@@ -48,6 +48,9 @@ class EmulatedEngine(BatchedEngine):
         pages = self._shape.pages_in(kv_bytes)
         self._clock = clock
         limits, longest = limits_of(profile, max_sequences), min(context_length, profile.model.context)
+        self._format = EntryFormat(
+            kv=self._shape, row_dtype=ROWS, row_items=row_items(profile), limits=limits
+        )
         super().__init__(pages, limits, vocabulary=profile.model.vocabulary, longest=longest)
         self._chains: dict[str, TokenChain] = {}
 
@@ -55,16 +58,23 @@ class EmulatedEngine(BatchedEngine):
         return f"<EmulatedEngine {self.profile}, {self._scheduler!r}>"
 
     @property
-    def kv_shape(self) -> KvShape:
-        """The shape of the stand-ins for K and V that `add` accepts."""
-        return self._shape
+    def entry_format(self) -> EntryFormat:
+        """The format of the entries that `add` accepts: stand-ins for K and V and hidden states."""
+        return self._format
 
-    def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
-        """Queue a sequence, with `kv` as in DecoderEngine.add. Raises OutOfKvCache, InvalidSequence."""
+    def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = (), entry: LayerEntry | None = None) -> None:
+        """Queue a sequence, with `kv` and `entry` as in DecoderEngine.add.
+
+        Raises OutOfKvCache, InvalidSequence.
+        """
         tokens = [*sequence.prompt_ids, *sequence.generated_ids]
         kept = usable_tokens(self._shape, kv, len(tokens))
         check_tokens(kv, tokens)
-        self._queue(sequence, kept)
+        if entry is not None:
+            self._format.check(entry, len(tokens))
+            check_rows(entry.rows, entry.layers, tokens)
+            check_tokens([entry.kv], tokens)
+        self._queue(sequence, kept, entry)
         self._chains[sequence.request_id] = TokenChain(tokens)
 
     def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
@@ -84,13 +94,20 @@ class EmulatedEngine(BatchedEngine):
 
     def _run(self, chunks: Sequence[Chunk]) -> None:
         """Wait for the duration of a step; K and V that are exported come in parts, by layers."""
-        layers, exported = self.profile.model.layers, tuple(self._exported(chunks))
-        seconds = step_s(self.profile, 0, layers, [(c.start, c.count, c.last) for c in chunks])
-        if not exported:
-            self._clock.run(seconds)
+        segments = [
+            (one, step_s(self.profile, one.first, one.last, [(c.start, c.count, c.last) for c in one.chunks]))
+            for one in layer_segments(chunks, self._entries, self.profile.model.layers)
+        ]
+        if not self._exports:
+            self._clock.run(sum(seconds for _, seconds in segments))
             return
-        edges = [part * layers // _EXPORT_PARTS for part in range(_EXPORT_PARTS + 1)]
-        for first, last in pairwise(edges):
+        for segment, seconds in segments:
+            self._run_exporting(segment, seconds)
+
+    def _run_exporting(self, segment: LayerSegment, seconds: float) -> None:
+        layers, exported = segment.last - segment.first, tuple(self._exported(segment.chunks))
+        edges = [segment.first + part * layers // _EXPORT_PARTS for part in range(_EXPORT_PARTS + 1)]
+        for first, last in pairwise(sorted(set(edges))):
             self._clock.run(seconds * (last - first) / layers)
             for export, chunk, _ in exported:
                 tokens = self._sequences[chunk.request_id].tokens
@@ -110,7 +127,7 @@ class EmulatedEngine(BatchedEngine):
         if chunk.last:
             sampling = self._sequences[chunk.request_id].request.sampling
             sampled = next_sampled(chain, sampling, self.profile.model.vocabulary)
-        output = self._advance(chunk.request_id, sampled, chunk.count)
+        output = self._advance(chunk, sampled)
         if output.token_id is not None:
             chain.follow((output.token_id,))
         return output

@@ -1,4 +1,4 @@
-"""Keys and values of an emulated model: they take their bytes, and record which tokens they belong to."""
+"""K, V and hidden states of an emulated model: they take their bytes, and record what they belong to."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,7 @@ from invoker.engine.kv.slices import KvSlice
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 
 _ITEM = torch.int32
+ROWS = torch.int32  # of hidden states
 
 
 def kv_shape(profile: Profile, layers: int) -> KvShape:
@@ -23,6 +24,25 @@ def slice_of(shape: KvShape, first: int, last: int, tokens: Sequence[int]) -> Kv
     data = torch.zeros((last - first, 2, len(tokens), shape.head_dim), dtype=_ITEM)
     data[..., 0] = torch.tensor(tokens, dtype=_ITEM)
     return KvSlice(first=first, last=last, data=data)
+
+
+def row_items(profile: Profile) -> int:
+    """Return the items of a token's hidden state, at the profile's scale."""
+    return max(2, -(-profile.hidden_bytes(1) // ROWS.itemsize))
+
+
+def rows_of(tokens: Sequence[int], layers: int, items: int) -> torch.Tensor:
+    """Return the hidden states of tokens behind `layers` layers: their ids, that number, then zeros."""
+    rows = torch.zeros((len(tokens), items), dtype=ROWS)
+    rows[:, 0] = torch.tensor(tokens, dtype=ROWS)
+    rows[:, 1] = layers
+    return rows
+
+
+def check_rows(rows: torch.Tensor, layers: int, tokens: Sequence[int]) -> None:
+    """Raise InvalidSequence unless the rows are those of these tokens behind `layers` layers."""
+    if bool((rows != rows_of(tokens, layers, rows.shape[1])).any()):
+        raise InvalidSequence(f"the hidden states belong to other tokens, or have not passed {layers} layers")
 
 
 def check_tokens(slices: Sequence[KvSlice], tokens: Sequence[int]) -> None:

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from invoker.emulated.device_clock import DeviceClock
 from invoker.emulated.engine import next_sampled, step_s
-from invoker.emulated.kv import kv_shape, slice_of
+from invoker.emulated.kv import ROWS, kv_shape, row_items, rows_of, slice_of
 from invoker.emulated.profiles import Profile
 from invoker.emulated.tokens import TokenChain
 from invoker.engine.kv.cache import pages_for
@@ -21,8 +19,6 @@ from invoker.engine.stage_contract import (
     StageStep,
     StageToken,
 )
-
-ROWS = torch.int32
 
 
 @dataclass(slots=True)
@@ -61,7 +57,7 @@ class EmulatedStage:
         """See Stage."""
         return StageFacts(
             row_dtype=ROWS,
-            row_items=max(2, -(-self.profile.hidden_bytes(1) // ROWS.itemsize)),
+            row_items=row_items(self.profile),
             vocabulary=self.profile.model.vocabulary,
             longest=self.profile.model.context,
             shared_prefill_tokens=self.profile.free_tokens,
@@ -71,12 +67,12 @@ class EmulatedStage:
         """Wait for the step's duration and check its rows: see Stage."""
         step = given.step
         self._open(step)
-        ids = self._ids(given)
+        left = ids = self._ids(given)
         for chunk in step.chunks:
             held = self._held.get(chunk.sequence)
             if held is None or len(held.tokens) != chunk.start:
                 raise OutOfStep(f"{chunk} does not follow the state of {self!r}: {held}")
-            own, ids = ids[: chunk.count], ids[chunk.count :]
+            own, left = left[: chunk.count], left[chunk.count :]
             held.tokens += own
             if self.has_head:
                 held.chain.follow(own)
@@ -90,7 +86,9 @@ class EmulatedStage:
         if self.has_head:
             drawn = tuple(self._drawn(chunk) for chunk in step.sampled_chunks)
             return StageOutput(step=step, hidden=None, tokens=drawn, device_s=device_s)
-        return StageOutput(step=step, hidden=self._rows(given), device_s=device_s)
+        return StageOutput(
+            step=step, hidden=rows_of(ids, self.layers[1], self.facts.row_items), device_s=device_s
+        )
 
     def finish(self, given: StageInput) -> StageOutput:
         """Raise OutOfStep: no head of these models is tied."""
@@ -125,12 +123,6 @@ class EmulatedStage:
             raise OutOfStep(f"rows of step {given.step.number} have not passed {first} layers")
         found: list[int] = (data[:, 0] if first else data).tolist()
         return found
-
-    def _rows(self, given: StageInput) -> torch.Tensor:
-        rows = torch.zeros((given.step.tokens, self.facts.row_items), dtype=ROWS)
-        rows[:, 0] = given.data[:, 0] if self.layers[0] else given.data
-        rows[:, 1] = self.layers[1]
-        return rows
 
     def _drawn(self, chunk: StageChunk) -> StageToken:
         held = self._held[chunk.sequence]

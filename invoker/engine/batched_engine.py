@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from invoker.engine.contract import NewSequence, TokenOutput
 from invoker.engine.kv.cache import PAGE_TOKENS, KvShape
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.export import KvExport
 from invoker.engine.kv.pages import PageAllocator
 from invoker.engine.kv.slices import KvSlice, in_host_memory
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchedEngine:
-    """A GenerateEngine without `add`, `step`, `kv_shape` and `export_kv`, which subclasses define.
+    """A GenerateEngine without `add`, `step`, `entry_format` and `export_kv`, which subclasses define.
 
     It has `pages` of KV cache and accepts sequences of at most `longest` tokens with ids in
     `[0, vocabulary)`.
@@ -29,6 +30,7 @@ class BatchedEngine:
         self._sequences = SequenceTable(vocabulary, min(longest, pages * PAGE_TOKENS))
         self._to_export: dict[str, Callable[[KvExport], None]] = {}  # sequences that have not run yet
         self._exports: dict[str, KvExport] = {}
+        self._entries: dict[str, LayerEntry] = {}  # of prompts that have not run
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -50,6 +52,11 @@ class BatchedEngine:
     @property
     def kv_shape(self) -> KvShape:
         """The shape of the K and V that `add` accepts."""
+        return self.entry_format.kv
+
+    @property
+    def entry_format(self) -> EntryFormat:
+        """The format of the entries that `add` accepts."""
         raise NotImplementedError
 
     def export_kv(self, request_id: str, layers: tuple[int, int] | None = None) -> KvSlice:
@@ -81,6 +88,7 @@ class BatchedEngine:
         if self._sequences.drop(request_id):
             self._scheduler.remove(request_id)
             self._to_export.pop(request_id, None)
+            self._entries.pop(request_id, None)
             if (export := self._exports.pop(request_id, None)) is not None:
                 export.fail("the sequence has ended")
             self._forget(request_id)
@@ -99,11 +107,15 @@ class BatchedEngine:
     def _forget(self, request_id: str) -> None:
         """Release what the subclass keeps of a dropped sequence."""
 
-    def _queue(self, sequence: NewSequence, kept: int) -> None:
+    def _queue(self, sequence: NewSequence, kept: int, entry: LayerEntry | None = None) -> None:
         """Queue a sequence of which `kept` tokens have K and V already. Raises as `add`."""
         live = self._sequences.open(sequence)
-        max_tokens = self._sequences.max_tokens_of(sequence.request_id)
-        self._scheduler.add(sequence.request_id, len(live.tokens), sequence.tenant, max_tokens, kept)
+        request_id, share = sequence.request_id, 1.0
+        if entry is not None:
+            share = 1 - entry.layers / self.kv_shape.layers
+            self._entries[request_id] = entry
+        max_tokens = self._sequences.max_tokens_of(request_id)
+        self._scheduler.add(request_id, len(live.tokens), sequence.tenant, max_tokens, kept, share)
 
     def _cached(self, request_id: str) -> tuple[tuple[int, ...], int]:
         """Return the pages of a sequence and the number of tokens with K and V. Raises InvalidSequence."""
@@ -117,6 +129,7 @@ class BatchedEngine:
         assert plan.chunks, f"{self!r} has sequences but runs none"
         for request_id in plan.preempted:
             logger.info("sequence %s: preempted, its KV cache will be recomputed", request_id)
+            self._entries.pop(request_id, None)
         if self._to_export:
             self._start_exports(plan.chunks)
         return plan
@@ -143,8 +156,19 @@ class BatchedEngine:
                 yield export, chunk, row
             row += chunk.count
 
-    def _advance(self, request_id: str, sampled: SampledToken | None, work: int) -> TokenOutput:
-        """Append a sampled token to its sequence and return the output of the sequence."""
+    def _work(self, chunk: Chunk) -> int:
+        """Return a chunk's share of a step's time: its tokens, fewer if its first layers ran elsewhere."""
+        entry = self._entries.get(chunk.request_id)
+        if entry is None:
+            return chunk.count
+        layers = self.kv_shape.layers
+        return max(1, chunk.count * (layers - entry.layers) // layers)
+
+    def _advance(self, chunk: Chunk, sampled: SampledToken | None) -> TokenOutput:
+        """Append a sampled token to the sequence of a chunk that ran, and return the output."""
+        request_id, work = chunk.request_id, self._work(chunk)
+        if chunk.last:
+            self._entries.pop(request_id, None)
         output = self._sequences.advance(request_id, sampled, work)
         if output.error or output.finish_reason:
             self.cancel(request_id)

@@ -1,7 +1,7 @@
 """The decoder engine: continuous batching of sequences over one stage that has all layers."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -12,7 +12,8 @@ from invoker.engine.contract import DeviceRegion, ModelSpec, NewSequence, TokenO
 from invoker.engine.cuda_graphs import GraphCapture, graphed_steps
 from invoker.engine.device_memory import kv_memory
 from invoker.engine.grammars import Grammars, TokenMatcher
-from invoker.engine.kv.cache import KvPool, KvShape
+from invoker.engine.kv.cache import KvPool
+from invoker.engine.kv.entry import EntryFormat, LayerEntry, layer_segments
 from invoker.engine.kv.slices import KvSlice, export_kv, import_kv, usable_tokens
 from invoker.engine.layout import build_layout
 from invoker.engine.paths import LayerPath
@@ -75,14 +76,14 @@ class DecoderEngine(BatchedEngine):
         pool = KvPool(geometry.kv_shape(geometry.layers, bound.dtype), kv_memory(kv, bound.device))
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
-        limits = limits_for(
+        self._limits = limits_for(
             bound.device.type,
             sequences=max_sequences,
             prefill_tokens=prefill_budget,
             shared_prefill_tokens=shared_prefill_budget,
         )
         longest = min(spec.context_length, geometry.longest)
-        super().__init__(pool.pages, limits, vocabulary=geometry.vocabulary, longest=longest)
+        super().__init__(pool.pages, self._limits, vocabulary=geometry.vocabulary, longest=longest)
         self._grammars = grammars or Grammars()
         self._matchers: dict[str, TokenMatcher] = {}
         self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # K and V of sequences that have not run yet
@@ -92,27 +93,35 @@ class DecoderEngine(BatchedEngine):
         return f"<DecoderEngine {len(self._sequences)} sequences, {self._scheduler!r}>"
 
     @property
-    def kv_shape(self) -> KvShape:
-        """The shape of the K and V that `add` accepts."""
-        return self._stage.pool.shape
+    def entry_format(self) -> EntryFormat:
+        """The format of the entries that `add` accepts."""
+        bound = self._stage.bound
+        return EntryFormat(
+            kv=self._stage.pool.shape,
+            row_dtype=bound.dtype,
+            row_items=bound.geometry.hidden,
+            limits=self._limits,
+        )
 
     @property
     def path(self) -> LayerPath:
         """The implementation that runs the layers."""
         return self._stage.bound.path
 
-    def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
+    def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = (), entry: LayerEntry | None = None) -> None:
         """Queue a sequence. Raises OutOfKvCache if it can never fit, InvalidSequence if it breaks a rule.
 
         `kv` is K and V of its first tokens, computed elsewhere, in slices that cover all layers: only the
         tokens after them are run, unless the sequence is preempted: then all are. The slices are kept until
-        it runs.
+        it runs. With `entry` all of its tokens run, through the other layers; it is kept until they have.
         """
         known = len(sequence.prompt_ids) + len(sequence.generated_ids)
         kept = usable_tokens(self._stage.pool.shape, kv, known)
+        if entry is not None:
+            self.entry_format.check(entry, known)
         vocabulary = self._stage.bound.geometry.vocabulary
         matcher = self._grammars.matcher(sequence.sampling, vocabulary, sequence.generated_ids)
-        self._queue(sequence, kept)
+        self._queue(sequence, kept, entry)
         if matcher is not None:
             self._matchers[sequence.request_id] = matcher
         if kept:
@@ -136,10 +145,7 @@ class DecoderEngine(BatchedEngine):
         finally:
             self._scheduler.step_done()
         chosen = dict(zip(sampled, tokens, strict=True))
-        return [
-            self._advance(chunk.request_id, chosen.get(chunk.request_id), chunk.count)
-            for chunk in plan.chunks
-        ]
+        return [self._advance(chunk, chosen.get(chunk.request_id)) for chunk in plan.chunks]
 
     def close(self) -> None:
         """Release the regions: no view of them is left. Idempotent."""
@@ -178,12 +184,16 @@ class DecoderEngine(BatchedEngine):
             return sampled, sample(logits, draws)
 
     def _import_arrived(self, chunks: Sequence[Chunk]) -> None:
-        """Write imported K and V to the pages of each sequence, unless it starts from its first token."""
-        if self._arriving:
-            for chunk in chunks:
-                slices = self._arriving.pop(chunk.request_id, None)
-                if slices and chunk.start:
-                    import_kv(self._stage.pool, chunk.pages, slices, chunk.start)
+        """Write imported K and V to the pages of each sequence: once, and only what no chunk computes."""
+        pool = self._stage.pool
+        for chunk in chunks if self._arriving else ():
+            slices = self._arriving.pop(chunk.request_id, None)
+            if slices and chunk.start:
+                import_kv(pool, chunk.pages, slices, chunk.start)
+        for chunk in chunks if self._entries else ():
+            entry = self._entries.get(chunk.request_id)
+            if entry is not None and not chunk.start:
+                import_kv(pool, chunk.pages, [entry.kv], entry.kv.tokens)
 
     def _logits(self, chunks: Sequence[Chunk]) -> tuple[Sequence[str], torch.Tensor]:
         """Run the chunks; return the ids of the sequences with logits, and the logits `[ids, vocabulary]`."""
@@ -192,10 +202,26 @@ class DecoderEngine(BatchedEngine):
             logits = self._graphs.run(chunks, self._ids(chunks))
             if logits is not None:
                 return [chunk.request_id for chunk in chunks], logits
-        layout = build_layout(chunks, bound.dtype, bound.device)
-        with self._exporting(layout.chunks):
-            hidden = self._stage.forward(torch.tensor(self._ids(layout.chunks), device=bound.device), layout)
+        inputs: dict[str, torch.Tensor] = {}  # of each chunk's next layer
+        for segment in layer_segments(chunks, self._entries, bound.last):
+            layout = build_layout(segment.chunks, bound.dtype, bound.device)
+            if segment.first:
+                rows = torch.cat([self._rows(chunk, inputs) for chunk in layout.chunks])
+            else:
+                rows = torch.tensor(self._ids(layout.chunks), device=bound.device)
+            with self._exporting(layout.chunks):
+                hidden = self._stage.forward(rows, layout, (segment.first, segment.last))
+            if segment.last < bound.last:
+                outputs = hidden.split([chunk.count for chunk in layout.chunks])
+                inputs = {c.request_id: own for c, own in zip(layout.chunks, outputs, strict=True)}
         return layout.sampled, self._stage.finish(hidden) if layout.sampled else hidden
+
+    def _rows(self, chunk: Chunk, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return the input of a chunk's next layer: from the one before, or where it enters."""
+        if chunk.request_id in inputs:
+            return inputs[chunk.request_id]
+        rows = self._entries[chunk.request_id].rows[chunk.start : chunk.start + chunk.count]
+        return rows.to(self._stage.bound.device)
 
     @contextmanager
     def _exporting(self, chunks: Sequence[Chunk]) -> Iterator[None]:
@@ -227,6 +253,7 @@ class DecoderEngine(BatchedEngine):
 
     def _fail(self, plan: StepPlan, error: str) -> list[TokenOutput]:
         """Drop the sequences of a failed step: the content of their pages is unknown."""
+        failed = [(chunk, self._work(chunk)) for chunk in plan.chunks]
         for chunk in plan.chunks:
             self.cancel(chunk.request_id)
-        return [failed_output(chunk.request_id, error, chunk.count) for chunk in plan.chunks]
+        return [failed_output(chunk.request_id, error, work) for chunk, work in failed]

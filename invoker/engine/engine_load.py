@@ -1,7 +1,7 @@
 """What an engine has to do, and what it was seen to do: queued prompts, sequences, rates, step times."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from invoker.engine.contract import TokenOutput
@@ -42,9 +42,27 @@ class EngineLoad:
         self._fastest = 0, 0.0  # tokens and seconds of the fastest step that left none
         self._steps: dict[int, tuple[float, float]] = {}  # sequences and seconds, by power of two
         self._decode_rate, self._decoded_at = 0.0, 0.0
+        self._watchers: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:
         return f"<EngineLoad {len(self._left)} sequences, {self._queued} prompt tokens queued>"
+
+    @property
+    def queued_prompt_tokens(self) -> int:
+        """The prompt tokens that were accepted and not run yet."""
+        return self._queued
+
+    def left(self, request_id: str) -> int | None:
+        """Return the prompt tokens of a sequence to run, 0 if it has a token, None if it is not there."""
+        return self._left.get(request_id)
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each step, on the engine's thread."""
+        self._watchers = (*self._watchers, callback)
+
+    def unwatch(self, callback: Callable[[], None]) -> None:
+        """End `watch`."""
+        self._watchers = tuple(one for one in self._watchers if one != callback)
 
     def add(self, request_id: str, tokens: int) -> None:
         """Add a sequence of which `tokens` tokens have to be run."""
@@ -69,6 +87,8 @@ class EngineLoad:
                 self._run(output, left)
             elif left == 0:
                 decoded += 1
+        for watcher in self._watchers:
+            watcher()
         if seconds <= 0:
             return
         if prompt and self._queued:  # full of prompts

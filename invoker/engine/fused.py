@@ -53,14 +53,19 @@ class FusedLayers:
     def __repr__(self) -> str:
         return f"<FusedLayers {len(self._layers)}>"
 
-    def run(self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
-        """Run `hidden`, `[tokens, hidden]`, through all layers."""
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def run(
+        self, hidden: torch.Tensor, step: AttentionMetadata, pool: KvPool, first: int, last: int
+    ) -> torch.Tensor:
+        """Run `hidden`, `[tokens, hidden]`, through the layers `[first, last)` of these."""
         cos, sin = self._angles(step.positions, hidden.dtype)
         # One memory layout in every layer, so that the bits do not depend on where the model is cut.
         columns = by_columns(hidden)
         if columns:
             hidden = as_columns(hidden)
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers[first:last], first):
             hidden = hidden + self._attention(index, layer, hidden, cos, sin, step, pool)
             hidden = hidden + self._mlp(layer, hidden)
         return hidden.contiguous() if columns else hidden

@@ -21,19 +21,29 @@ from invoker.engine.projection import project
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedStage:
-    """A StageModel of fused layers; `embedding`, `norm` and `head` are set where the stage runs them."""
+    """A StageModel of fused layers from layer `first` on.
 
+    `embedding`, `norm` and `head` are set where the stage runs them.
+    """
+
+    first: int
     layers: FusedLayers
     embedding: torch.Tensor | None
     norm: torch.Tensor | None
     head: torch.Tensor | None
 
     def run(
-        self, inputs: torch.Tensor, step: AttentionMetadata, pool: KvPool, rows: torch.Tensor | None
+        self,
+        inputs: torch.Tensor,
+        step: AttentionMetadata,
+        pool: KvPool,
+        rows: torch.Tensor | None,
+        layers: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        hidden = inputs if self.embedding is None else F.embedding(inputs, self.embedding)
-        hidden = self.layers.run(hidden, step, pool)
-        if self.norm is None:
+        first, last = layers or (self.first, self.first + len(self.layers))
+        hidden = inputs if self.embedding is None or first else F.embedding(inputs, self.embedding)
+        hidden = self.layers.run(hidden, step, pool, first - self.first, last - self.first)
+        if self.norm is None or last < self.first + len(self.layers):
             return hidden
         if rows is not None and len(rows) != len(hidden):
             hidden = hidden.index_select(0, rows)
@@ -75,6 +85,7 @@ def bind_fused(
     begins, finishes = first == 0, last == geometry.layers
     runs_head = begins if tied else finishes
     return FusedStage(
+        first=first,
         layers=FusedLayers(shape, layers),
         embedding=views.view(embedding, table) if begins else None,
         norm=views.view(norm, (config.hidden_size,)) if finishes else None,

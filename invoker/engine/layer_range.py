@@ -8,6 +8,7 @@ states of the previous stage; the one behind it ends the run. Whatever the model
 import contextlib
 import inspect
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class LayerRange:
             window = window_of(model.config, index) if getattr(model.config, "layer_types", None) else None
             place = PagedPlace(step=self._step, layer=index - first, window=window)
             _place_attention(layers[index], place, device)
+        self._layers = layers
         self._entry = _cut(layers, first, last, self._pairs)
         self._output = _GivenOutput()
         _replace(model, self._base, self._output)
@@ -59,16 +61,37 @@ class LayerRange:
     def __repr__(self) -> str:
         return f"<LayerRange {type(self.model).__name__} [{self.first}, {self.last})>"
 
-    def run(self, inputs: torch.Tensor, step: AttentionMetadata, pool: KvPool) -> torch.Tensor:
+    def run(
+        self,
+        inputs: torch.Tensor,
+        step: AttentionMetadata,
+        pool: KvPool,
+        layers: tuple[int, int] | None = None,
+    ) -> torch.Tensor:
         """Return hidden states, `[tokens, hidden]`; behind the last layer they are normed.
 
-        `inputs` are token ids, `[tokens]`, for a range from layer 0 on, else hidden states.
+        `layers` are those to run (None: all of the range). `inputs` are token ids, `[tokens]`, in front of
+        layer 0, else hidden states.
         """
         self._step.metadata, self._step.pool = step, pool
         try:
-            return self._run(inputs, step.positions)
+            if layers in (None, (self.first, self.last)):
+                return self._run(inputs, step.positions, self._entry)
+            with self._only(*layers) as entry:
+                return self._run(inputs, step.positions, entry)
         finally:
             self._step.metadata = self._step.pool = None
+
+    @contextlib.contextmanager
+    def _only(self, first: int, last: int) -> Iterator["_Entry | None"]:
+        """Cut the range to the layers `[first, last)` for a step; yield where hidden states enter."""
+        assert self.first <= first < last <= self.last, f"layers [{first}, {last}) of {self!r}"
+        kept = list(self._layers)
+        try:
+            yield _cut(self._layers, first, last, self._pairs)
+        finally:
+            for index, layer in enumerate(kept):
+                self._layers[index] = layer
 
     def probe(self, place: AttentionPlace) -> frozenset[str]:
         """Run a range from layer 0 on, on the meta device, with another AttentionPlace that raises.
@@ -83,7 +106,7 @@ class LayerRange:
                 module.place = place
         nothing = torch.zeros(1, dtype=torch.long, device="meta")
         with contextlib.suppress(Probed):
-            self._run(nothing, nothing)
+            self._run(nothing, nothing, self._entry)
         return frozenset(ran)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -95,22 +118,22 @@ class LayerRange:
         finally:
             self._output.hidden = None
 
-    def _run(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _run(self, inputs: torch.Tensor, positions: torch.Tensor, entry: "_Entry | None") -> torch.Tensor:
         options: dict[str, Any] = {"use_cache": False}
         if self._takes_positions:
             options["position_ids"] = positions[None]
         try:
-            if self._entry is None:
+            if entry is None:
                 output = self._base(input_ids=inputs[None], **options)
             else:
-                self._entry.hidden = inputs[None]
+                entry.hidden = inputs[None]
                 ignored = inputs.new_zeros(1).expand(1, len(inputs), self._width)
                 output = self._base(inputs_embeds=ignored, **options)
         except _RangeEnded as ended:
             return ended.hidden[0]
         finally:
-            if self._entry is not None:
-                self._entry.__dict__["hidden"] = None
+            if entry is not None:
+                entry.__dict__["hidden"] = None
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from invoker.engine.contract import (
 )
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.export import ExportKv, KvExport
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.output_stream import OutputStream
@@ -40,9 +42,9 @@ class EngineClosed(EngineError):
 
 
 class KvReceiver(Protocol):
-    """A GenerateEngine that can import K and V."""
+    """A GenerateEngine that can import K and V, and prompts of which the first layers ran elsewhere."""
 
-    def add(self, sequence: NewSequence, kv: Sequence[KvSlice]) -> None:
+    def add(self, sequence: NewSequence, kv: Sequence[KvSlice], entry: LayerEntry | None) -> None:
         """See DecoderEngine.add."""
         ...
 
@@ -84,11 +86,16 @@ class KvExporter(Protocol):
 
 class _Stream(OutputStream):
     def __init__(
-        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice], export: ExportKv | None
+        self,
+        sequence: NewSequence,
+        call: EngineCall,
+        kv: Sequence[KvSlice],
+        export: ExportKv | None,
+        entry: LayerEntry | None,
     ) -> None:
         super().__init__(sequence)
         self.call = call
-        self.kv = kv  # until the engine has it
+        self.kv, self.entry = kv, entry  # until the engine has them
         self.export = export
 
 
@@ -140,6 +147,12 @@ class EngineRunner:
         return found if isinstance(found, KvShape) else None
 
     @property
+    def entry_format(self) -> EntryFormat | None:
+        """The format of the entries that `generate` accepts; None if it accepts none."""
+        found = getattr(self._engine, "entry_format", None)
+        return found if isinstance(found, EntryFormat) else None
+
+    @property
     def kv_tokens(self) -> tuple[int, int]:
         """The tokens of KV cache in use, and in all; zeros if unknown."""
         used, total = getattr(self._engine, "kv_tokens", (0, 0))
@@ -151,11 +164,13 @@ class EngineRunner:
         call: EngineCall = UNBILLED,
         kv: Sequence[KvSlice] = (),
         export: ExportKv | None = None,
+        entry: LayerEntry | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Yield a sequence's outputs up to the one with a `finish_reason` or an `error`.
 
         `kv` is K and V of its first tokens in all layers: only the tokens after them are run (see
-        DecoderEngine.add). Where they do not fit the model, all tokens are run. With `export` a sequence that
+        DecoderEngine.add); with `entry` its tokens skip the layers that ran elsewhere. Where these do not fit
+        the model, all tokens are run through all layers. With `export` a sequence that
         does not end with its first token is handed off after it: that output has the finish reason MOVED.
         `exported_kv` is the name under which its K and V are exported: of an output without a token before
         its prompt runs, and of the last one if all were. Closing the generator early
@@ -163,8 +178,8 @@ class EngineRunner:
         Raises what the engine's `add` raises, or EngineClosed.
         """
         self._check_open()
-        stream = _Stream(sequence, call, kv, export)
-        del kv  # the engine releases the slices when it has run
+        stream = _Stream(sequence, call, kv, export, entry)
+        del kv, entry  # the engine releases them when it has run
         self._enter(self._streams, stream, call)
         self._submit(partial(self._add, stream))
         try:
@@ -343,6 +358,9 @@ class EngineRunner:
 
     def _add(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id
+        work = len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
+        if (entry := stream.entry) is not None and self.entry_format is not None:
+            work = max(1, math.ceil(work * (1 - entry.layers / self.entry_format.kv.layers)))
         try:
             if self._generator is None:
                 raise EngineError("this engine does not generate")
@@ -358,9 +376,7 @@ class EngineRunner:
                 started = partial(self._export_started, stream, stream.export)
                 cast(KvExporter, self._generator).export(request_id, started)
             if self.load is not None:
-                self.load.add(
-                    request_id, len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
-                )
+                self.load.add(request_id, work)
 
     def _export_started(self, stream: _Stream, export: ExportKv, kv: KvExport) -> None:
         name = stream.sequence.request_id
@@ -371,13 +387,14 @@ class EngineRunner:
         self._post(self._deliver, [(stream, output)])
 
     def _add_to_engine(self, engine: GenerateEngine, stream: _Stream) -> None:
-        kv, stream.kv = stream.kv, ()
-        if kv:
+        kv, entry = stream.kv, stream.entry if self.entry_format is not None else None
+        stream.kv, stream.entry = (), None
+        if kv or entry is not None:
             try:
-                cast(KvReceiver, engine).add(stream.sequence, kv)
-            except InvalidSequence as error:  # of the sequence or of its K and V
+                cast(KvReceiver, engine).add(stream.sequence, kv, entry)
+            except InvalidSequence as error:  # of the sequence or of what came with it
                 logger.info(
-                    "sequence %s: K and V not imported, prompt recomputed: %s",
+                    "sequence %s: nothing imported, prompt recomputed: %s",
                     stream.sequence.request_id,
                     error,
                 )

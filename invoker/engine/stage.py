@@ -28,12 +28,15 @@ class StageExecutor:
         return self.bound.has_head
 
     @torch.inference_mode()
-    def forward(self, inputs: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+    def forward(
+        self, inputs: torch.Tensor, layout: StepLayout, layers: tuple[int, int] | None = None
+    ) -> torch.Tensor:
         """Return hidden states for token ids `[tokens]` (first stage) or hidden states `[tokens, hidden]`.
 
-        The stage with the last layer returns only the rows that yield a next token, normed.
+        The stage with the last layer returns only the rows that yield a next token, normed. `layers` are
+        those to run (None: all of the stage); `inputs` are those of the first of them.
         """
-        return self.bound.model.run(inputs, layout, self.pool, layout.logit_rows)
+        return self.bound.model.run(inputs, layout, self.pool, layout.logit_rows, layers)
 
     @torch.inference_mode()
     def decode(self, inputs: torch.Tensor, step: AttentionMetadata) -> torch.Tensor:

@@ -27,12 +27,18 @@ class StageModel(Protocol):
     """The part of a decoder that a stage runs."""
 
     def run(
-        self, inputs: torch.Tensor, step: AttentionMetadata, pool: KvPool, rows: torch.Tensor | None
+        self,
+        inputs: torch.Tensor,
+        step: AttentionMetadata,
+        pool: KvPool,
+        rows: torch.Tensor | None,
+        layers: tuple[int, int] | None = None,
     ) -> torch.Tensor:
         """Return hidden states, `[tokens, hidden]`; K and V go to the pool's layers.
 
-        `inputs` are token ids, `[tokens]`, if the stage has layer 0, else hidden states. Behind the last
-        layer they are normed, and only `rows` are returned (None: all).
+        `layers` are those to run (None: all of the stage). `inputs` are token ids, `[tokens]`, in front of
+        layer 0, else hidden states. Behind the last layer they are normed, and only `rows` are returned
+        (None: all).
         """
         ...
 
@@ -99,12 +105,18 @@ class _BoundRange:
         self._copies = copies
 
     def run(
-        self, inputs: torch.Tensor, step: AttentionMetadata, pool: KvPool, rows: torch.Tensor | None
+        self,
+        inputs: torch.Tensor,
+        step: AttentionMetadata,
+        pool: KvPool,
+        rows: torch.Tensor | None,
+        layers: tuple[int, int] | None = None,
     ) -> torch.Tensor:
         while self._copies:
             self._copies.pop()()
-        hidden = self.layers.run(inputs, step, pool)
-        ends = self.layers.last == self.layers.model.config.num_hidden_layers
+        hidden = self.layers.run(inputs, step, pool, layers)
+        last = self.layers.last if layers is None else layers[1]
+        ends = last == self.layers.model.config.num_hidden_layers
         return hidden.index_select(0, rows) if ends and rows is not None else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

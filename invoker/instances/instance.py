@@ -13,6 +13,7 @@ from invoker.base.errors import NodeDraining, NoSuchInstance
 from invoker.engine.contract import EngineCall, ModelSpec, NewSequence, TokenOutput
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.slices import KvSlice
 from invoker.handlers.running import HandlerOutput
 from invoker.instances.calls import InstanceSteps
@@ -54,6 +55,11 @@ class ModelRunner(Protocol):
     def kv_shape(self) -> KvShape | None: ...
 
     @property
+    def entry_format(self) -> EntryFormat | None:
+        """The format of the entries that `generate` uses; None if it ignores them."""
+        ...
+
+    @property
     def kv_tokens(self) -> tuple[int, int]: ...
 
     @property
@@ -63,7 +69,12 @@ class ModelRunner(Protocol):
     def failure(self) -> Exception | None: ...
 
     def generate(
-        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice] = ()
+        self,
+        sequence: NewSequence,
+        call: EngineCall,
+        kv: Sequence[KvSlice] = (),
+        *,
+        entry: LayerEntry | None = None,
     ) -> AsyncGenerator[TokenOutput, None]: ...
 
     async def wait_closed(self) -> None: ...

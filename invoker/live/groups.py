@@ -8,6 +8,7 @@ from typing import Any
 
 from invoker.base.errors import InvalidWork
 from invoker.engine.contract import EngineCall, NewSequence, TokenOutput
+from invoker.engine.kv.entry import LayerEntry
 from invoker.engine.kv.slices import KvSlice
 from invoker.instances.instance import Instance
 from invoker.links.listener import StageListener
@@ -27,6 +28,7 @@ class GroupRunner:
     """
 
     kv_shape = None
+    entry_format = None
     load = None
 
     def __init__(self, pipeline: HostedPipeline) -> None:
@@ -48,7 +50,12 @@ class GroupRunner:
         return fault if isinstance(fault, Exception) else None
 
     async def generate(
-        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice] = ()
+        self,
+        sequence: NewSequence,
+        call: EngineCall,
+        kv: Sequence[KvSlice] = (),
+        *,
+        entry: LayerEntry | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Run a sequence; the stages meter it by the request's id. Raises PipelineLost."""
         async with aclosing(self._driver.generate(sequence, call)) as outputs:

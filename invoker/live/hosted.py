@@ -107,9 +107,7 @@ class HostedStage:
 
     async def _run_as_target(self, stack: AsyncExitStack, before: "asyncio.Future[socket.socket]") -> None:
         """Run as the target of a pair: start with the first layer and add each one that lands."""
-        factory = await stack.enter_async_context(
-            layer_stage_factory(self._instance, self._context, queues=True)
-        )
+        factory = await stack.enter_async_context(layer_stage_factory(self._instance, self._context))
         first = await factory.make(0)
         self.opened.set_result(
             StageOpened(link=self._listener.url, host=self._listener.host, pages=first.pages)

@@ -18,12 +18,12 @@ from invoker.instances.instance import Instance
 from invoker.links.link import StageKey
 from invoker.links.listener import StageListener
 from invoker.pipeline.driver import PipelineDriver
-from invoker.pipeline.engines import StageContext, opened_stage
+from invoker.pipeline.engines import StageContext, model_of, opened_stage
 from invoker.pipeline.metered import MeteredStage
 from invoker.pipeline.remote_stage import Connect, RemoteStage
-from invoker.prefill.engines import LayerStageFactory, layer_stage_factory
-from invoker.prefill.layer_feed import add_layers, follow_load
-from invoker.prefill.layers import LayerChain, LoadedLayers
+from invoker.prefill.engines import layer_stage_factory
+from invoker.prefill.layer_feed import follow_load
+from invoker.prefill.layers import LoadedLayers
 from invoker.prefill.source import PairDriver
 from rdmacast.aio.groups import cancel_and_wait, run_all
 from rdmacast.aio.shielded import shielded_stack
@@ -173,39 +173,52 @@ class HostedPipeline:
         stages, is_alone = self.request.stages, not self._remote_stages
         if len(stages) > 2 or self._place != len(stages) - 1:
             raise InvalidWork("a pair is a loading node followed by a ready one")
-        factory = await stack.enter_async_context(
-            layer_stage_factory(self.instance, self._context, queues=is_alone)
-        )
-        if (stages[0].first, stages[-1].last) != (0, factory.layers):
-            text = f"[{stages[0].first}, {stages[-1].last}) of {factory.layers}"
+        await self.instance.wait_for_layers(0, 1)
+        spec, _, _ = model_of(self.instance)
+        layers = spec.manifest.num_layers
+        if (stages[0].first, stages[-1].last) != (0, layers):
+            text = f"[{stages[0].first}, {stages[-1].last}) of {layers}"
             raise InvalidWork(f"layers {text} are not the whole model")
         if is_alone:
-            return await self._open_alone(stack, factory)
-        return await self._open_source(stack, factory, before)
+            return await self._open_alone(stack, spec.context_length)
+        return await self._open_source(stack, spec.context_length, before)
 
-    async def _open_alone(self, stack: AsyncExitStack, factory: LayerStageFactory) -> PairDriver:
+    async def _open_alone(self, stack: AsyncExitStack, longest: int) -> PairDriver:
         """Return the driver of a pair of this node with itself."""
+        factory = await stack.enter_async_context(layer_stage_factory(self.instance, self._context))
         own, first = LoadedLayers(factory.layers, factory.calls()), await factory.make(0)
         own.append(first)
         before, behind = socket.socketpair()  # unused: no other node
+        name = f"pair {self.name}"
         driver = PairDriver(
-            self.instance, own.chain, before, behind, pages=first.pages, name=f"pair {self.name}", own=own
+            self.instance, before, behind, pages=first.pages, longest=longest, name=name, own=own
         )
         following = asyncio.create_task(follow_load(driver, self.instance, factory))
         stack.push_async_callback(cancel_and_wait, following)
         return driver
 
     async def _open_source(
-        self, stack: AsyncExitStack, factory: LayerStageFactory, before: "asyncio.Future[socket.socket]"
+        self, stack: AsyncExitStack, longest: int, before: "asyncio.Future[socket.socket]"
     ) -> PairDriver:
         """Return the driver of a pair with another node."""
-        chain = LayerChain(factory.calls())
+        runner = self.instance.runner
+        entries = None if runner is None else runner.entry_format
+        if entries is None:
+            raise InvalidWork(f"instance {self.instance.id} runs no prompts behind their first layers")
         (target,) = self._remote_stages
-        await run_all(add_layers(chain.append, factory, 0, factory.layers), target.open())
+        await target.open()
         assert target.opened is not None
         pages, behind = target.opened.pages, await self._connect_ring(stack)
         name = f"pair {self.name}"
-        return PairDriver(self.instance, chain, await before, behind, pages=pages, name=name)
+        return PairDriver(
+            self.instance,
+            await before,
+            behind,
+            pages=pages,
+            longest=longest,
+            name=name,
+            entries=entries,
+        )
 
     def _scheduler(self, stage: MeteredStage) -> PipelineScheduler:
         spec, device_image = self.instance.spec, self.instance.device_image

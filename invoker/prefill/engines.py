@@ -79,10 +79,8 @@ class LayerStageFactory:
 
 
 @asynccontextmanager
-async def layer_stage_factory(
-    instance: Instance, context: StageContext, *, queues: bool
-) -> AsyncIterator[LayerStageFactory]:
-    """Yield a factory with room for K and V of one prompt in each layer, or of all queued ones if `queues`.
+async def layer_stage_factory(instance: Instance, context: StageContext) -> AsyncIterator[LayerStageFactory]:
+    """Yield a factory with room for K and V of queued prompts in each layer.
 
     Users of its stages must end before the block does. Raises OutOfDeviceMemory, NoSuchInstance, EngineError.
     """
@@ -92,6 +90,6 @@ async def layer_stage_factory(
     one = replace(spec, layers=(0, 1))
     minimum, wanted = await run_in_thread(resources.engines.kv_bytes, one, instance.request.max_concurrency)
     minimum, wanted = (-(-nbytes // _ALIGNMENT) * _ALIGNMENT * layers for nbytes in (minimum, wanted))
-    with resources.device_cache.kv_region(minimum, wanted if queues else minimum) as kv:
+    with resources.device_cache.kv_region(minimum, wanted) as kv:
         with closing(LayerStageFactory(instance, spec, image, kv, context)) as factory:
             yield factory

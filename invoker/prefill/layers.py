@@ -1,9 +1,7 @@
 """Single-layer stages that run prompt chunks, and the prompts that wait for a node's loaded layers."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -13,7 +11,6 @@ from invoker.engine.stage_contract import (
     OpenSequence,
     Stage,
     StageChunk,
-    StageFacts,
     StageInput,
     StageOutput,
     StageStep,
@@ -22,9 +19,7 @@ from invoker.pipeline.metered import StepCalls
 from invoker.prefill.zigzag_queue import LayerWork, PromptBatch, ZigZagQueue
 from registry.messages.sampling import Sampling
 
-# Prompt tokens per step, as the engine's. Between two turns the source's engine runs a decode step, which
-# reads all weights again: about 11 ms for a 13B model on an H800, where 2048 tokens take 114 ms.
-CHUNK_TOKENS = 2048
+CHUNK_TOKENS = 2048  # prompt tokens of a step of one layer
 FAULTS = (EngineError, RuntimeError, MemoryError)  # of a step, or of a copy without room
 _NO_SAMPLING = Sampling(max_tokens=1)
 
@@ -46,15 +41,6 @@ class PromptChunk:
         return cls(name=name, start=done, count=min(CHUNK_TOKENS, total - done), total=total)
 
 
-class LayerRun(NamedTuple):
-    """A chunk to run through the layers `[first, last)`; `rows` are the input of the first one."""
-
-    first: int
-    last: int
-    chunk: PromptChunk
-    rows: torch.Tensor
-
-
 class LayerChain:
     """A chain of single-layer stages; K and V of a prompt stay until `drop`.
 
@@ -72,15 +58,6 @@ class LayerChain:
     def __len__(self) -> int:
         return len(self._stages)
 
-    @property
-    def pages(self) -> int:
-        """The KV pages of each layer."""
-        return min(stage.pages for stage in self._stages)
-
-    @property
-    def facts(self) -> StageFacts:
-        return self._stages[0].facts
-
     def append(self, stage: Stage) -> None:
         """Add the next layer."""
         assert stage.layers == (len(self), len(self) + 1), stage
@@ -90,25 +67,28 @@ class LayerChain:
         """Charge the prompt's steps to that call, until `drop`. Idempotent."""
         self._calls.enter(name, call_id)
 
-    def run(self, parts: Sequence[LayerRun]) -> list[torch.Tensor]:
-        """Run chunks of different prompts in one step; return the output rows of each.
+    def run(self, layer: int, chunk: PromptChunk, rows: torch.Tensor) -> torch.Tensor:
+        """Run a chunk through a layer; return its output rows.
 
         The model's last layer returns its input. Raises EngineError.
         """
 
-        def work() -> list[torch.Tensor]:
-            outputs = [self._run_part(part) for part in parts]
-            if outputs[0].is_cuda:  # nothing else synchronizes a step without sampling
-                torch.cuda.synchronize(outputs[0].device)
-            return outputs
+        def work() -> torch.Tensor:
+            output = self._run_layer(layer, chunk, rows)
+            if output.is_cuda:  # nothing else synchronizes a step without sampling
+                torch.cuda.synchronize(output.device)
+            return output
 
-        return self._calls.metered(
-            work, [(part.chunk.name, part.chunk.count * (part.last - part.first)) for part in parts]
-        )
+        return self._calls.metered(work, [(chunk.name, chunk.count)])
 
-    def slices(self, name: str, first: int, last: int) -> tuple[KvSlice, ...]:
-        """Return copies of a prompt's K and V in layers `[first, last)`, one slice per layer."""
-        return tuple(stage.export_kv(name) for stage in self._stages[first:last])
+    def slices(self, name: str, layers: int) -> tuple[KvSlice, ...]:
+        """Return copies of a prompt's K and V in the first layers, one slice per layer."""
+        return tuple(stage.export_kv(name) for stage in self._stages[:layers])
+
+    def kv(self, name: str, layers: int) -> KvSlice:
+        """Return a copy of a prompt's K and V in the first layers."""
+        data = torch.cat([one.data for one in self.slices(name, layers)])
+        return KvSlice(first=0, last=layers, data=data)
 
     def drop(self, name: str) -> None:
         """Free a prompt's K and V in all layers, and release its call."""
@@ -127,12 +107,6 @@ class LayerChain:
     def release_calls(self) -> None:
         """Release the calls of all prompts."""
         self._calls.release_all()
-
-    def _run_part(self, part: LayerRun) -> torch.Tensor:
-        hidden = part.rows
-        for layer in range(part.first, part.last):
-            hidden = self._run_layer(layer, part.chunk, hidden)
-        return hidden
 
     def _run_layer(self, layer: int, chunk: PromptChunk, rows: torch.Tensor) -> torch.Tensor:
         opened = self._open.setdefault(chunk.name, set())
@@ -172,7 +146,7 @@ class LoadedLayers:
 
     def __init__(self, layers: int, calls: StepCalls) -> None:
         self.chain = LayerChain(calls)
-        self._layers = layers
+        self.layers = layers  # of the model
         self._queue = ZigZagQueue(layers + 1)  # one more: a prompt stays until it is taken
         self._rows: dict[str, torch.Tensor] = {}  # each prompt's input to its next layer
         self._running: _RunningLayer | None = None
@@ -183,10 +157,6 @@ class LoadedLayers:
     def __len__(self) -> int:
         """Return the number of prompts."""
         return len(self._queue)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.chain) == self._layers
 
     def append(self, stage: Stage) -> None:
         """Add the next layer."""
@@ -230,8 +200,7 @@ class LoadedLayers:
         rows = self._rows[name]
         chunk = PromptChunk.after(name, running.done, len(rows))
         try:
-            part = LayerRun(layer, layer + 1, chunk, rows[chunk.start : chunk.start + chunk.count])
-            (output,) = self.chain.run([part])
+            output = self.chain.run(layer, chunk, rows[chunk.start : chunk.start + chunk.count])
         except FAULTS as error:
             log.info("layer %d failed for a prompt: %r", layer, error)
             self._running = None

@@ -1,11 +1,11 @@
 """The source of a pair: an instance whose waiting prompts a loading node (the target) prefills in part.
 
 Waiting prompts are offered to the target, which runs their first layers, one layer at a time, as far as it
-has loaded them. When the source is free it takes the oldest prompt with the target's hidden states and K and
-V, runs the other layers, and hands the sequence with all K and V to the instance's engine. The engine samples
-all tokens and always runs a prompt's last token, so a lost target costs only its work.
+has loaded them. As the source's engine gets through its prompts, the source takes the oldest ones with the
+target's hidden states and K and V; the engine runs their other layers in its steps, beside the sequences that
+decode. It samples all tokens, so a lost target costs only its work.
 
-A node that loads alone is both: its source is free once its instance is ready, and then takes all prompts.
+A node that loads alone is both: its source takes all prompts once its instance is ready.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from functools import partial
 
 from invoker.base.errors import NoSuchInstance, NoSuchPipeline, PipelineLost
 from invoker.engine.contract import EngineCall, NewSequence, TokenOutput
+from invoker.engine.kv.entry import EntryFormat
 from invoker.engine.stage_contract import Stage
 from invoker.instances.instance import Instance
 from invoker.pipeline.driver import moved_output
-from invoker.prefill.layers import LayerChain, LoadedLayers
+from invoker.prefill.layers import LoadedLayers
 from invoker.prefill.prompts import PairPrompt, WaitingPrompt
 from invoker.prefill.source_thread import SourceThread
 from registry.records.instance import InstanceState
@@ -36,20 +37,32 @@ class PairDriver(SourceThread):
     def __init__(
         self,
         instance: Instance,
-        chain: LayerChain,
         before: socket.socket,
         behind: socket.socket,
         *,
         pages: int,
+        longest: int,
         name: str,
+        entries: EntryFormat | None = None,
         own: LoadedLayers | None = None,
     ) -> None:
-        super().__init__(chain, before, behind, pages=pages, name=name, own=own)
+        load = None if instance.runner is None else instance.runner.load
+        super().__init__(
+            *(before, behind),
+            pages=pages,
+            longest=longest,
+            name=name,
+            entries=entries,
+            own=own,
+            load=load,
+        )
         self._instance = instance
         self._prompts: set[WaitingPrompt] = set()  # those that wait for their result
         self._running = 0  # streams
         self._refusal: Exception | None = None  # why new requests are refused
         self._names = 0
+        if self._load is not None:
+            self._load.watch(self._watch_step)
         self.start()
 
     def __repr__(self) -> str:
@@ -70,27 +83,26 @@ class PairDriver(SourceThread):
             raise self._refusal
         self._running += 1
         self._names += 1
-        name, occupies = str(self._names), False
+        name, has_token = str(self._names), False
         try:
             found = await self._prefilled(name, sequence)
             if found.moved:
                 yield moved_output(sequence.request_id)
                 return
-            occupies = found.occupies
             with self._instance.working():
                 async with aclosing(self._engine(sequence, call, found)) as outputs:
-                    del found  # frees K and V once the engine has copied them
+                    del found  # frees hidden states, K and V once the engine has run the prompt
                     async for output in outputs:
-                        if occupies and (output.token_id is not None or output.error):
-                            occupies = False
-                            self._submit(partial(self._vacate, name))
+                        if not has_token and output.token_id is not None:
+                            has_token = True
+                            self._submit(partial(self._on_first_token, name))
                         yield output
         except NoSuchInstance as error:  # its layers may have run here: it continues, not restarts
             raise PipelineLost(str(error)) from error
         finally:
             self._running -= 1
-            if occupies:
-                self._submit(partial(self._vacate, name))
+            if not has_token:
+                self._submit(partial(self._on_first_token, name))
 
     def move(self, request_ids: Iterable[str] = ()) -> None:
         """Move these requests if their prompts wait; if none are named, move all waiting, refuse new ones."""
@@ -127,6 +139,8 @@ class PairDriver(SourceThread):
         if self._own is not None and self._instance.state is InstanceState.READY and waiting:
             await asyncio.wait(waiting, timeout=_HANDOVER_TIMEOUT_S)
         self.move()
+        if self._load is not None:
+            self._load.unwatch(self._watch_step)
         await super().aclose()
 
     def fail(self, reason: Exception) -> None:
@@ -141,20 +155,19 @@ class PairDriver(SourceThread):
             elif not prompt.result.done():
                 prompt.result.set_exception(reason)
 
+    def _watch_step(self) -> None:
+        self._submit(self._on_step)
+
     async def _prefilled(self, name: str, sequence: NewSequence) -> PairPrompt:
-        tokens = [*sequence.prompt_ids, *sequence.generated_ids][:-1]
+        tokens = [*sequence.prompt_ids, *sequence.generated_ids]
         prompt = WaitingPrompt(name, sequence, tokens, asyncio.get_running_loop().create_future())
         self._prompts.add(prompt)
         self._submit(partial(self._add, prompt))
-        found: PairPrompt | None = None
         try:
-            found = await prompt.result
-            return found
+            return await prompt.result
         finally:
             self._prompts.discard(prompt)
             self._submit(partial(self._drop, name))
-            if found is None or not found.occupies:  # the thread may have marked it as occupied meanwhile
-                self._submit(partial(self._vacate, name))
 
     def _engine(
         self, sequence: NewSequence, call: EngineCall, found: PairPrompt
@@ -163,4 +176,4 @@ class PairDriver(SourceThread):
         runner = self._instance.runner
         if runner is None:
             raise NoSuchInstance(f"instance {self._instance.id} has ended")
-        return runner.generate(sequence, call, found.kv)
+        return runner.generate(sequence, call, found.kv, entry=found.entry)

@@ -1,14 +1,16 @@
-"""The thread of a pair's source: which prompt it takes next, and the layers that the target has not run."""
+"""The thread of a pair's source: which prompts its engine takes from the target, and when."""
 
 import logging
+import math
 import socket
-from dataclasses import replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
 
-from invoker.engine.kv.slices import KvSlice
-from invoker.engine.stage_contract import rows_from_bytes
+from invoker.engine.engine_load import EngineLoad
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
+from invoker.engine.scheduling.sequence_table import InvalidSequence
 from invoker.links.framing import LinkFrame, LinkLost
 from invoker.pipeline.stage_thread import WireThread
 from invoker.prefill.frames import (
@@ -21,64 +23,77 @@ from invoker.prefill.frames import (
     encode,
     pair_reader,
 )
-from invoker.prefill.layers import CHUNK_TOKENS, FAULTS, LayerChain, LayerRun, LoadedLayers, PromptChunk
-from invoker.prefill.prompts import PairPrompt, PrefillJob, WaitingPrompt, received_slice
+from invoker.prefill.layers import FAULTS, LoadedLayers, TakenPrompt
+from invoker.prefill.prompts import PairPrompt, WaitingPrompt
 
 log = logging.getLogger("invoker.stages")
 
+_TAKEN_STEPS = 1.5  # whose prompts the engine has: the step that starts, and a part of the next one
+# The least part of a prompt that counts: the target would have nothing left to run meanwhile.
+_LEAST_SHARE = 0.5
+
 
 class SourceState(Enum):
-    """What the source does; it takes the oldest prompts while it is FREE.
-
-    LOADING ends when the instance is ready, each other state in FREE.
-    """
+    """What the source does. LOADING ends when the instance is ready."""
 
     LOADING = auto()  # it has no engine yet
     FREE = auto()
     REQUESTED = auto()  # it waits for a prompt of the target
-    OCCUPIED = auto()  # its engine runs a whole prompt, or the last tokens of a turn's, until the first token
+
+
+@dataclass(slots=True, kw_only=True)
+class TakenTokens:
+    """The prompt tokens of a sequence that the engine has left to run, by their share of layers.
+
+    They count `weight` times.
+    """
+
+    request_id: str
+    left: int
+    weight: float
 
 
 class SourceThread(WireThread[PairMessage]):
-    """The source's thread; `_add`, `_drop`, `_vacate` and `_set_ready` are submitted to it.
+    """The source's thread; `_add`, `_drop`, `_on_step`, `_on_first_token`, `_set_ready` are submitted to it.
 
-    It takes turns with the engine, which decodes between two of them: a turn runs as many prompts as take
-    about as long as a step of the engine.
+    The oldest prompts go to the engine as it runs those before: with what the target made of them, or whole
+    if they were not offered to it. The engine's steps run them through their other layers beside the
+    sequences that decode.
 
-    `pages` is the number of KV pages in each of the target's layers. A node that is its own target has it as
-    `own`, whose chain is the source's too.
+    `pages` is the number of KV pages in each of the target's layers, `longest` the most tokens of a sequence.
+    A node that is its own target has it as `own`, else `entries` is the format of what the target sends.
+    `load` is that of the engine, if it is there.
     """
 
     def __init__(
         self,
-        chain: LayerChain,
         before: socket.socket,
         behind: socket.socket,
         *,
         pages: int,
+        longest: int,
         name: str,
+        entries: EntryFormat | None = None,
         own: LoadedLayers | None = None,
+        load: EngineLoad | None = None,
     ) -> None:
+        assert (entries is None) != (own is None)
         super().__init__(before, behind, pair_reader(), name=name)
-        self._chain = chain
-        self._facts = chain.facts
+        self._entries = entries
         self._own = own
+        self._longest = longest
         self._free_pages = pages
         self._waiting: dict[str, WaitingPrompt] = {}  # oldest first
         self._state = SourceState.FREE if own is None else SourceState.LOADING
-        self._occupant = ""  # the prompt that the engine runs, if OCCUPIED
-        self._jobs: list[PrefillJob] = []  # taken from the target
-        self._found: list[tuple[WaitingPrompt, PairPrompt]] = []  # to be handed over
-        self.prefilled_prompts = 0  # handed to the engine with K and V
+        self._load = load
+        self._taken: dict[str, TakenTokens] = {}  # of prompts that the engine has to run
+        self._others = 0 if load is None else load.queued_prompt_tokens  # that it has besides
+        self.prefilled_prompts = 0  # handed to the engine behind some layers
 
     def _on_idle(self) -> bool:
         self._on_wake()
         self._take_next()
         self._offer()
-        if self._jobs and self._state is SourceState.FREE:
-            self._run_turn()
-            return True
-        self._hand_over()
         return self._own is not None and self._own.run_chunk()
 
     def _on_frame(self, frame: LinkFrame[PairMessage]) -> None:
@@ -89,33 +104,43 @@ class SourceThread(WireThread[PairMessage]):
         prompt = self._waiting.get(message.name)
         if prompt is None:
             return  # dropped meanwhile
-        hidden_bytes = len(prompt.tokens) * self._facts.row_bytes if message.layers else 0
-        if message.layers >= len(self._chain) or message.hidden_bytes != hidden_bytes:
-            raise LinkLost(f"invalid handover from the target: {message} of {len(prompt.tokens)} tokens")
-        hidden = rows_from_bytes(frame.payload[:hidden_bytes], self._facts.row_dtype, self._facts.row_items)
-        self._start(message.name, message.layers, hidden, frame.payload[hidden_bytes:])
+        hidden, kv = frame.payload[: message.hidden_bytes], frame.payload[message.hidden_bytes :]
+        assert self._entries is not None
+        try:
+            entry = None
+            if message.layers or frame.payload:
+                entry = self._entries.parse(message.layers, len(prompt.tokens), hidden, kv)
+        except InvalidSequence as error:
+            raise LinkLost(f"invalid handover from the target: {error}") from error
+        self._start(prompt, PairPrompt(entry=entry))
+        self._take_next()
 
     def _on_end(self) -> None:
-        self._chain.release_calls()
-        waiting = [*self._waiting.values(), *(job.prompt for job in self._jobs)]
+        if self._own is not None:
+            self._own.chain.release_calls()
+        waiting = tuple(self._waiting.values())
         self._waiting.clear()
-        self._jobs.clear()
         if self._state is not SourceState.LOADING:  # else `fail` resolves them
-            self._found += [(prompt, PairPrompt()) for prompt in waiting]
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Hand prompts to the engine together, so that their first tokens are of one step."""
-        found, self._found = self._found, []
-        for prompt, one in found:
-            self._call_loop(prompt.resolve, one)
+            for prompt in waiting:
+                self._call_loop(prompt.resolve, PairPrompt())
 
     def _set_ready(self) -> None:
         self._state = SourceState.FREE
 
-    def _vacate(self, name: str) -> None:
-        if self._state is SourceState.OCCUPIED and self._occupant == name:
-            self._state = SourceState.FREE
+    def _on_step(self) -> None:
+        """Record what the engine has left to run after a step."""
+        assert self._load is not None
+        ours = 0
+        for taken in self._taken.values():
+            left = self._load.left(taken.request_id)
+            if left is not None:  # else it has not arrived there yet
+                taken.left = left
+                ours += left
+        self._others = max(0, self._load.queued_prompt_tokens - ours)
+
+    def _on_first_token(self, name: str) -> None:
+        """Record that the engine has run a prompt, or has dropped it."""
+        self._taken.pop(name, None)
 
     def _add(self, prompt: WaitingPrompt) -> None:
         if not prompt.result.done():
@@ -130,51 +155,66 @@ class SourceThread(WireThread[PairMessage]):
                 self._own.drop(name)
             else:
                 self._wire.send(encode(PromptDrop(name)))
-        for job in [job for job in self._jobs if job.prompt.name == name]:
-            self._finish_job(job)
 
     def _take_next(self) -> None:
-        """Take the oldest prompts for a turn if the source is free, from the target if they were offered.
+        """Take the oldest prompts that the engine can run soon, from the target if they were offered.
 
-        A node that is its own target leaves none to it: all that have not started run in the engine together.
+        A node that is its own target leaves none to it.
         """
-        while self._waiting and self._state is SourceState.FREE and self._turn_tokens < CHUNK_TOKENS:
+        while self._waiting and self._state is SourceState.FREE and self._has_room():
             first = next(iter(self._waiting.values()))
-            if self._jobs and not (first.offered and self._has_room(first)):
-                return
             if not first.offered:
-                self._run_in_engine(self._waiting.pop(first.name))
+                self._start(first, PairPrompt())
             elif self._own is None:
                 self._state = SourceState.REQUESTED
                 self._wire.send(encode(PromptRequest()))
             elif (taken := self._own.take()) is not None:
-                layers = taken.layers if self._own.is_complete else 0
-                self._start(taken.name, layers, taken.rows, memoryview(b""))
+                self._start(self._waiting[taken.name], self._made(self._own, taken))
             else:
                 return
 
-    def _start(self, name: str, layers: int, hidden: torch.Tensor, kv: memoryview) -> None:
-        """Start a prompt after the layers that the target has run."""
-        prompt = self._waiting.pop(name)
-        job = PrefillJob(prompt, layers, hidden, kv)
-        if layers:
-            self._chain.enter(name, prompt.sequence.request_id)
-            self._jobs.append(job)
-        else:
-            self._finish_job(job)
-            self._run_in_engine(prompt)
+    def _has_room(self) -> bool:
+        if self._entries is None:
+            return True
+        queued = self._others + sum(one.left * one.weight for one in self._taken.values())
+        return queued < _TAKEN_STEPS * self._entries.limits.entering_tokens
 
-    def _run_in_engine(self, prompt: WaitingPrompt) -> None:
-        occupies = self._own is None
-        if occupies:
-            self._state, self._occupant = SourceState.OCCUPIED, prompt.name
-        self._found.append((prompt, PairPrompt(occupies=occupies)))
+    def _start(self, prompt: WaitingPrompt, found: PairPrompt) -> None:
+        """Hand a prompt to the engine."""
+        del self._waiting[prompt.name]
+        if prompt.offered:
+            self._free_pages += prompt.pages
+        share = 1.0
+        if found.entry is not None and self._entries is not None:
+            share = 1 - found.entry.layers / self._entries.kv.layers
+        self._taken[prompt.name] = TakenTokens(
+            request_id=prompt.sequence.request_id,
+            left=math.ceil(len(prompt.tokens) * share),
+            weight=max(1.0, _LEAST_SHARE / share),
+        )
+        self.prefilled_prompts += found.entry is not None or bool(found.kv)
+        self._call_loop(prompt.resolve, found)
+
+    def _made(self, own: LoadedLayers, taken: TakenPrompt) -> PairPrompt:
+        """Return what this node made of a prompt as its own target; nothing if there is no memory for it."""
+        try:
+            if not taken.layers:
+                return PairPrompt()
+            kv = own.chain.kv(taken.name, taken.layers)
+        except FAULTS as error:
+            log.info("prompt left to the engine: %r", error)
+            return PairPrompt()
+        finally:
+            own.chain.drop(taken.name)
+        if taken.layers == own.layers:
+            return PairPrompt(kv=(kv,))
+        return PairPrompt(entry=LayerEntry(rows=taken.rows, kv=kv))
 
     def _offer(self) -> None:
         """Offer prompts to the target, in order, while it has free pages."""
         for prompt in self._waiting.values():
             tokens = len(prompt.tokens)
-            if prompt.offered or not 0 < tokens < min(MAX_TOKENS + 1, self._facts.longest):
+            if prompt.offered or not 1 < tokens < min(MAX_TOKENS + 1, self._longest):
                 continue
             if prompt.pages > self._free_pages:
                 return
@@ -186,91 +226,3 @@ class SourceThread(WireThread[PairMessage]):
             else:
                 offer = PromptOffer(prompt.name, call, tokens)
                 self._wire.send(encode(offer), ids.view(torch.uint8).numpy().data)
-
-    @property
-    def _turn_tokens(self) -> float:
-        """The tokens of the taken prompts, each by the share of the layers that it has left.
-
-        At least a half: the target would have nothing left to run meanwhile.
-        """
-        return sum((len(job.prompt.tokens) - job.done) * self._share(job) for job in self._jobs)
-
-    def _has_room(self, prompt: WaitingPrompt) -> bool:
-        """Return whether the layers here have KV pages for another prompt of this turn."""
-        return prompt.pages + sum(job.prompt.pages for job in self._jobs) <= self._chain.pages
-
-    def _share(self, job: PrefillJob) -> float:
-        return max(0.5, 1 - job.layers / len(self._chain))
-
-    def _run_turn(self) -> None:
-        """Run the taken prompts through their other layers, in parts if they are long.
-
-        Those that are done are handed to the engine together.
-        """
-        turn: list[tuple[PrefillJob, PromptChunk]] = []
-        left, count = float(CHUNK_TOKENS), len(self._chain)
-        for job in self._jobs:
-            if left <= 0:
-                break
-            total = len(job.prompt.tokens)
-            chunk = PromptChunk.after(job.prompt.name, job.done, total)
-            if job.layers == count:  # nothing is left to run
-                chunk = replace(chunk, count=total - job.done)
-            turn.append((job, chunk))
-            left -= chunk.count * self._share(job)
-        parts = [
-            LayerRun(job.layers, count, chunk, job.hidden[chunk.start : chunk.start + chunk.count])
-            for job, chunk in turn
-            if job.layers < count
-        ]
-        try:
-            if parts:
-                self._chain.run(parts)
-        except LinkLost:
-            raise
-        except FAULTS as error:
-            for job, _ in turn:
-                self._leave_to_engine(job, error)
-            return
-        for job, chunk in turn:
-            job.done += chunk.count
-            if job.done == len(job.prompt.tokens):
-                self._complete(job)
-        if self._found and self._own is None:
-            # Their first tokens come before the next turn.
-            prompt, found = self._found[-1]
-            self._found[-1] = prompt, replace(found, occupies=True)
-            self._state, self._occupant = SourceState.OCCUPIED, prompt.name
-        self._hand_over()
-
-    def _complete(self, job: PrefillJob) -> None:
-        try:
-            kv = self._slices(job)
-        except LinkLost:
-            raise
-        except FAULTS as error:
-            self._leave_to_engine(job, error)
-            return
-        self._finish_job(job)
-        self.prefilled_prompts += 1
-        self._found.append((job.prompt, PairPrompt(kv=kv)))
-
-    def _leave_to_engine(self, job: PrefillJob, error: Exception) -> None:
-        """Have the engine run a prompt, for which it may have room."""
-        log.info("prompt left to the engine: %r", error)
-        self._finish_job(job)
-        self._run_in_engine(job.prompt)
-
-    def _slices(self, job: PrefillJob) -> tuple[KvSlice, ...]:
-        """Return K and V of all layers: the target's, and those of the chain here."""
-        name, last = job.prompt.name, len(self._chain)
-        if self._own is not None:
-            return self._chain.slices(name, 0, last)
-        own = self._chain.slices(name, job.layers, last)
-        return (received_slice(job, own), *own)
-
-    def _finish_job(self, job: PrefillJob) -> None:
-        if job in self._jobs:
-            self._jobs.remove(job)
-        self._free_pages += job.prompt.pages
-        self._chain.drop(job.prompt.name)

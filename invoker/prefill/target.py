@@ -85,7 +85,7 @@ class TargetWorker(WireThread[PairMessage]):
             return
         name, layers, chain = taken.name, taken.layers, self._loaded.chain
         hidden = rows_as_bytes(taken.rows) if layers else memoryview(b"")
-        kv = [rows_as_bytes(one.data) for one in chain.slices(name, 0, layers)]
+        kv = [rows_as_bytes(one.data) for one in chain.slices(name, layers)]
         message = PromptHandover(
             name=name, layers=layers, hidden_bytes=len(hidden), kv_bytes=sum(map(len, kv))
         )

@@ -9,6 +9,7 @@ from typing import Any
 from invoker.engine.contract import EngineCall, NewSequence, TokenOutput
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import EngineRunner
 from invoker.vllm.client import ServerLost
@@ -61,16 +62,25 @@ class NativeFirst:
         return self._native.kv_shape if self._vllm is None else None
 
     @property
+    def entry_format(self) -> EntryFormat | None:
+        return self._native.entry_format if self._vllm is None else None
+
+    @property
     def kv_tokens(self) -> tuple[int, int]:
         return self._native.kv_tokens if self._vllm is None else self._vllm.kv_tokens
 
     async def generate(
-        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice] = ()
+        self,
+        sequence: NewSequence,
+        call: EngineCall,
+        kv: Sequence[KvSlice] = (),
+        *,
+        entry: LayerEntry | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Yield a sequence's outputs, of both engines if vLLM becomes ready meanwhile."""
         if self._vllm is None:
             made = list(sequence.generated_ids)
-            async with aclosing(self._by_native(sequence, call, kv)) as outputs:
+            async with aclosing(self._by_native(sequence, call, kv, entry)) as outputs:
                 async for output in outputs:
                     yield output
                     if output.finish_reason or output.error:
@@ -111,12 +121,12 @@ class NativeFirst:
         return self._starting.result()
 
     async def _by_native(
-        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice]
+        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice], entry: LayerEntry | None
     ) -> AsyncGenerator[TokenOutput, None]:
         self._sequences += 1
         self._native_idle.clear()
         try:
-            async with aclosing(self._native.generate(sequence, call, kv)) as outputs:
+            async with aclosing(self._native.generate(sequence, call, kv, entry=entry)) as outputs:
                 async for output in outputs:
                     yield output
         finally:

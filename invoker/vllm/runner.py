@@ -9,6 +9,7 @@ import msgspec
 from invoker.engine.contract import EngineCall, EngineError, NewSequence, StepMeter, TokenOutput
 from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.slices import KvSlice
 from invoker.vllm.client import ServerLost, read_body
 from invoker.vllm.events import BadAnswer, ForwardedStream, TokenUsage, prepare_request, usage_of
@@ -25,6 +26,7 @@ class VllmRunner:
     """
 
     kv_shape: KvShape | None = None
+    entry_format: EntryFormat | None = None
     kv_tokens = (0, 0)
     load: EngineLoad | None = None  # its steps are not seen, so that the number of calls has to do
 
@@ -37,11 +39,16 @@ class VllmRunner:
         return f"<VllmRunner {self._server!r} {self._intervals!r}>"
 
     async def generate(
-        self, sequence: NewSequence, call: EngineCall, kv: Sequence[KvSlice] = ()
+        self,
+        sequence: NewSequence,
+        call: EngineCall,
+        kv: Sequence[KvSlice] = (),
+        *,
+        entry: LayerEntry | None = None,
     ) -> AsyncGenerator[TokenOutput, None]:
         """Yield a sequence's outputs up to the one with a `finish_reason`.
 
-        `kv` is ignored. Raises ServerLost, ServerRefused.
+        `kv` and `entry` are ignored. Raises ServerLost, ServerRefused.
         """
         prompt = len(sequence.prompt_ids) + len(sequence.generated_ids)
         async with self._metered(call):

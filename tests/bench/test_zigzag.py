@@ -9,12 +9,19 @@ from benchmarks.zigzag import LoadTimes, PromptTimes, gain, parse, record_of, th
 def test_the_own_rate_is_without_the_first_requests() -> None:
     seen = PromptTimes(ends=[(1.0, 900), (2.0, 900), (4.0, 900), (5.0, 100), (9.0, 300), (7.0, 200)])
     assert seen.own_rate() == 600 / 5
-    assert seen.tokens(4.0, 7.0) == 1000
+
+
+def test_the_tokens_of_a_step_count_evenly_since_the_one_before() -> None:
+    seen = PromptTimes(ends=[(2.0, 100), (4.2, 100), (4.0, 300), (6.2, 50)], together_s=0.5)
+    assert seen.tokens(2.0, 4.2) == pytest.approx(400)
+    assert seen.tokens(2.0, 3.1) == pytest.approx(200)
+    assert seen.tokens(0.0, 2.0) == 0
+    assert seen.tokens(3.1, 9.0) == pytest.approx(250)
 
 
 def test_the_gain_is_over_all_loads() -> None:
-    seen = PromptTimes(ends=[(second + 0.5, 100) for second in range(20)])
-    seen.ends += [(second + 0.5, 100) for second in range(4, 8)]
+    seen = PromptTimes(ends=[(float(second), 100) for second in range(20)])
+    seen.ends += [(float(second), 100) for second in range(5, 9)]
     loads = [LoadTimes(started_s=0.0, ready_s=8.0), LoadTimes(started_s=10.0, ready_s=18.0)]
     assert gain(seen, loads[:1], 100.0, 0.5, 1.0) == 2.0
     assert gain(seen, loads[:1], 100.0, 0.0, 0.5) == 1.0

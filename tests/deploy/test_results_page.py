@@ -230,12 +230,12 @@ def test_what_does_not_count_is_listed_and_not_quoted(complete: Path, tmp_path: 
 
 
 def test_files_of_parts_come_before_earlier_ones(tmp_path: Path) -> None:
-    earlier = EARLIER["zigzag"].file
+    earlier = EARLIER["ablation"].file
     (tmp_path / earlier).write_text("[]")
-    assert find_sources(tmp_path)["zigzag"].files == [earlier]
-    (tmp_path / "paper-zigzag.json").write_text("[]")
-    found = find_sources(tmp_path)["zigzag"]
-    assert found.files == ["paper-zigzag.json"] and found.earlier is None
+    assert find_sources(tmp_path)["ablation"].files == [earlier]
+    (tmp_path / "paper-ablation.json").write_text("[]")
+    found = find_sources(tmp_path)["ablation"]
+    assert found.files == ["paper-ablation.json"] and found.earlier is None
     (tmp_path / "paper-trace-conv-8-nodes-3.json").write_text("[]")
     assert find_sources(tmp_path)["trace-conv-8-nodes"].files == ["paper-trace-conv-8-nodes-3.json"]
 

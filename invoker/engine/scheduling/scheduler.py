@@ -15,6 +15,7 @@ Several plans may be in flight, as in a pipeline: a prompt's next chunk can foll
 only after the last chunk has returned, and a sequence in flight is not preempted.
 """
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -23,6 +24,10 @@ from invoker.engine.kv.pages import PageAllocator
 from invoker.engine.scheduling.tenant_queues import ScheduledSequence, TenantQueue, next_queue
 
 PREFILL_TOKENS = 512  # prompt tokens of a step, at most, unless set otherwise
+# In layers that ran elsewhere an accelerator reads the weights for decoded tokens alone, which takes as long
+# as to compute `shared_prefill_tokens` there: with so many times as many, behind half of the layers, it is a
+# seventh of the step. With more, prompts wait longer for their step than they gain.
+_ENTERING_FACTOR = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,8 @@ class StepLimits:
     tenant's only sequence is first, or if the engine was idle and no tenant waits beside one with several;
     else at most `shared_prefill_tokens`. So the steps of a tenant with many prompts are short: a newcomer
     waits only until the current one ends, and so do the decoding sequences, into the steps of which a long
-    prompt is spread.
+    prompt is spread. Prompts of which the first layers ran elsewhere count by the layers that they have left;
+    while there are some, a step takes `entering_tokens`.
     """
 
     sequences: int
@@ -43,6 +49,11 @@ class StepLimits:
     def __post_init__(self) -> None:
         if min(self.sequences, self.prefill_tokens, self.shared_prefill_tokens) < 1:
             raise ValueError(f"limits must be at least 1: {self}")
+
+    @property
+    def entering_tokens(self) -> int:
+        """The prompt tokens of a step with a prompt that enters behind some layers."""
+        return _ENTERING_FACTOR * self.shared_prefill_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,20 +118,30 @@ class Scheduler:
         return len(self._running)
 
     def add(
-        self, request_id: str, length: int, tenant: str = "", max_tokens: int = 0, imported: int = 0
+        self,
+        request_id: str,
+        length: int,
+        tenant: str = "",
+        max_tokens: int = 0,
+        imported: int = 0,
+        share: float = 1.0,
     ) -> None:
         """Queue a sequence of `length` known tokens, which must fit all pages together.
 
         It may grow to `max_tokens`: adjacent pages are claimed for it while no other sequence needs them. The
-        first `imported` tokens are not run if its first chunk begins behind them.
+        first `imported` tokens are not run if its first chunk begins behind them. Its prompt has a `share` of
+        the layers left to run, unless it is preempted: then it has all of them.
         """
         assert request_id not in self._sequences, f"{request_id} is there already"
         assert 1 <= length <= self._allocator.total * PAGE_TOKENS, f"{length} tokens can never fit"
         assert 0 <= imported < length, f"of {length} tokens at least one must be run"
+        assert 0 < share <= 1, f"a prompt cannot run {share} of the layers"
         if tenant not in self._queues:
             self._queues[tenant] = TenantQueue(tenant, self._ahead.pop(tenant, 0))
         queue = self._queues[tenant]
-        sequence = ScheduledSequence(request_id, queue, self._arrivals, length, max_tokens, imported)
+        sequence = ScheduledSequence(
+            request_id, queue, self._arrivals, length, max_tokens, imported, share=share
+        )
         self._arrivals += 1
         self._sequences[request_id] = sequence
         sequence.queue.waiting.append(sequence)
@@ -256,7 +277,7 @@ class Scheduler:
         self._running.remove(sequence)
         sequence.queue.running.remove(sequence)
         self._allocator.release(sequence.pages)
-        sequence.pages, sequence.cached = (), 0
+        sequence.pages, sequence.cached, sequence.share = (), 0, 1.0
         sequence.queue.waiting.appendleft(sequence)
         preempted.append(sequence.request_id)
 
@@ -319,7 +340,9 @@ class Scheduler:
         admits = not preempted  # a preempted sequence must not be admitted by the same step
         prompts = self._backlogged()
         crowded = len(prompts) > 1 and any(len(queue) > 1 for queue in prompts)
-        left = limits.shared_prefill_tokens if self._running or crowded else limits.prefill_tokens
+        left: float = limits.shared_prefill_tokens if self._running or crowded else limits.prefill_tokens
+        if any(one.share < 1 for own in prompts.values() for one in own):
+            left = max(left, limits.entering_tokens)
         while left > 0 and prompts:
             queue = next_queue(prompts)
             sequence = prompts[queue].popleft()
@@ -333,11 +356,13 @@ class Scheduler:
                 admits = not preempted
                 new_pages += sequence.pages
             alone = len(queue) == 1 and not prefill
-            count = min(sequence.uncached, limits.prefill_tokens if alone else left)
+            most = max(left, limits.prefill_tokens) if alone else left
+            count = min(sequence.uncached, max(1, int(most / sequence.share)))
             prefill[sequence.request_id] = count
+            cost = count * sequence.share
             self._now = max(self._now, queue.tag)
-            queue.tag += count
-            left = 0 if self._serves_newcomer(prefill) else left - count
+            queue.tag += math.ceil(cost)
+            left = 0 if self._serves_newcomer(prefill) else left - cost
         return prefill
 
     def _serves_newcomer(self, prefill: Counter[str]) -> bool:

@@ -45,6 +45,7 @@ class ScheduledSequence:
     pages: tuple[int, ...] = ()
     in_flight: int = 0  # plans that run it
     last_plan: int = 0  # the number of the last plan that ran it
+    share: float = 1.0  # of the layers, that its prompt has left to run
 
     @property
     def uncached(self) -> int:

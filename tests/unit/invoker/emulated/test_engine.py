@@ -8,10 +8,11 @@ import torch
 from benchmarks.scaleout.profiles import find_profile
 from invoker.emulated.device_clock import DeviceClock, Lateness, WorkQueue
 from invoker.emulated.engine import EmulatedEngine
-from invoker.emulated.kv import kv_shape
+from invoker.emulated.kv import kv_shape, rows_of, slice_of
 from invoker.emulated.profiles import StepLoad
 from invoker.emulated.tokens import continuation
 from invoker.engine.contract import NewSequence, OutOfKvCache
+from invoker.engine.kv.entry import LayerEntry
 from invoker.engine.kv.export import KvExport, KvRange
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from registry.messages.sampling import Sampling
@@ -216,3 +217,26 @@ def test_two_threads_share_the_device() -> None:
     for thread in threads:
         thread.join()
     assert sorted(ends) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_prompt_behind_half_of_the_layers_takes_half_of_the_time() -> None:
+    time, whole = SleepTime(), SleepTime()
+    prompt = list(range(20, 220))
+    engine, other = make(time), make(whole)
+    other.add(ask("a", prompt, max_tokens=1))
+    expected = run(other)
+    format = engine.entry_format
+    rows, kv = rows_of(prompt, 16, format.row_items), slice_of(format.kv, 0, 16, prompt)
+    entry = LayerEntry(rows=rows, kv=kv)
+    for wrong in (
+        LayerEntry(rows=rows_of(prompt, 15, format.row_items), kv=kv),
+        LayerEntry(rows=rows, kv=slice_of(format.kv, 0, 16, [*prompt[1:], 1])),
+    ):
+        with pytest.raises(InvalidSequence):
+            engine.add(ask("a", prompt, max_tokens=1), (), wrong)
+    engine.add(ask("a", prompt, max_tokens=1), (), entry)
+    assert run(engine) == expected
+    load = StepLoad(tokens=200, sequences=1)
+    head_s = PROFILE.step_s(load) - 32 * PROFILE.layer_s(load)
+    assert sum(time.slept) == pytest.approx(16 * PROFILE.layer_s(load) + head_s)
+    assert sum(whole.slept) == pytest.approx(32 * PROFILE.layer_s(load) + head_s)

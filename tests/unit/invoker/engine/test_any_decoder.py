@@ -121,6 +121,20 @@ def test_any_cut_gives_the_same_bits(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
+def test_a_stage_runs_parts_of_its_layers_with_the_same_bits(kind: str) -> None:
+    spec, region, _ = _loaded(kind)
+    (stage,) = _stages(spec, region, (0, LAYERS))
+    for cuts in ((0, 1, LAYERS), (0, 2, 3, LAYERS)):
+        for layout in _layouts(stage.bound.dtype):
+            ids = torch.arange(layout.tokens) % VOCABULARY
+            whole = stage.finish(stage.forward(ids, layout))
+            hidden = ids
+            for part in pairwise(cuts):
+                hidden = stage.forward(hidden, layout, part)
+            assert torch.equal(whole, stage.finish(hidden))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_its_image_holds_the_checkpoints_tensors(kind: str, tmp_path: Path) -> None:
     write_decoder(kind, tmp_path / "model")
     packed = pack_to_folder(tmp_path / "model", tmp_path / "out")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from invoker.engine.contract import EngineError, NewSequence, OutOfKvCache, TokenOutput
+from invoker.engine.kv.entry import LayerEntry
 from invoker.engine.kv.export import ExportKv, KvExport
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.runner import UNBILLED, EngineClosed, EngineRunner
@@ -49,8 +50,10 @@ async def test_a_real_engine_behind_the_runner() -> None:
 
 async def test_imported_k_and_v_are_released_once_the_engine_has_them() -> None:
     class Taking(FakeEngine):
-        def add(self, sequence: NewSequence, kv: Sequence[KvSlice] = ()) -> None:
-            assert kv
+        def add(
+            self, sequence: NewSequence, kv: Sequence[KvSlice] = (), entry: LayerEntry | None = None
+        ) -> None:
+            assert kv and entry is None
             super().add(sequence)
 
     runner = EngineRunner(Taking())

@@ -401,3 +401,37 @@ def test_a_tenant_that_runs_nothing_gets_a_place_from_one_that_has_most() -> Non
     assert plan.preempted == ("flood3",)
     assert [c.request_id for c in plan.chunks] == ["quiet"]
     scheduler.check_integrity()
+
+
+@given(
+    st.lists(st.tuples(st.integers(2, 300), st.floats(0.05, 1.0), st.booleans()), min_size=1, max_size=20),
+    st.integers(1, 32),
+)
+def test_prompts_that_enter_later_count_by_their_layers(
+    prompts: list[tuple[int, float, bool]], shared: int
+) -> None:
+    limits = StepLimits(sequences=64, prefill_tokens=shared, shared_prefill_tokens=shared)
+    scheduler = Scheduler(limits, PageAllocator(1000))
+    shares: dict[str, float] = {}
+    for number, (length, share, enters) in enumerate(prompts):
+        shares[name := str(number)] = share if enters else 1.0
+        scheduler.add(name, length, share=shares[name])
+    ran: dict[str, int] = dict.fromkeys(shares, 0)
+    while ran:
+        chunks = scheduler.plan().chunks
+        costs = [
+            chunk.count * shares[chunk.request_id]
+            for chunk in chunks
+            if prompts[int(chunk.request_id)][0] - ran[chunk.request_id] > 1  # else it counts as decoding
+        ]
+        entering = any(shares[name] < 1 for name in ran)
+        most = limits.entering_tokens if entering else shared
+        assert chunks and sum(costs) <= most + 1 + 1e-9  # the last one may exceed it by a token
+        for chunk in chunks:
+            ran[chunk.request_id] += chunk.count
+        scheduler.step_done()
+        for chunk in chunks:
+            if chunk.last:
+                assert ran.pop(chunk.request_id) == prompts[int(chunk.request_id)][0]
+                scheduler.remove(chunk.request_id)
+        scheduler.check_integrity()

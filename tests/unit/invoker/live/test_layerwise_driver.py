@@ -77,7 +77,7 @@ class Scene:
         own.append(first)
         before, behind = socket.socketpair()
         self.driver = PairDriver(
-            self.instance, own.chain, before, behind, pages=first.pages, name="p", own=own
+            self.instance, before, behind, pages=first.pages, longest=100, name="p", own=own
         )
         self.load = asyncio.create_task(follow_load(self.driver, self.instance, self.layers, patience_s))
 

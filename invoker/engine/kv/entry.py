@@ -1,0 +1,95 @@
+"""Prompts that enter a model behind its first layers, which ran elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from invoker.engine.kv.cache import KvShape
+from invoker.engine.kv.slices import KvSlice
+from invoker.engine.scheduling.scheduler import Chunk, StepLimits
+from invoker.engine.scheduling.sequence_table import InvalidSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerEntry:
+    """Where a prompt enters a model: behind its first layers, which ran elsewhere.
+
+    `rows` are the hidden states of all of its tokens, `[tokens, items]`: the input of the next layer. `kv` is
+    K and V of all of its tokens in the layers that ran.
+    """
+
+    rows: torch.Tensor
+    kv: KvSlice
+
+    @property
+    def layers(self) -> int:
+        """The number of layers that ran."""
+        return self.kv.last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryFormat:
+    """What an engine accepts as entries: the shape of its K and V, and of a hidden state.
+
+    `limits` are those of the engine's steps.
+    """
+
+    kv: KvShape
+    row_dtype: torch.dtype
+    row_items: int
+    limits: StepLimits
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_items * self.row_dtype.itemsize
+
+    def kv_bytes(self, layers: int, tokens: int) -> int:
+        """Return the bytes of K and V of `tokens` tokens in `layers` layers."""
+        return layers * 2 * self.kv.heads * tokens * self.kv.head_dim * self.kv.dtype.itemsize
+
+    def parse(self, layers: int, tokens: int, hidden: memoryview, kv: memoryview) -> LayerEntry:
+        """Return views of the hidden states and of K and V, as they are sent. Raises InvalidSequence."""
+        wanted = tokens * self.row_bytes, self.kv_bytes(layers, tokens)
+        if not 0 < layers < self.kv.layers or tokens < 1 or (len(hidden), len(kv)) != wanted:
+            raise InvalidSequence(
+                f"{len(hidden)} and {len(kv)} bytes are not {tokens} tokens behind {layers} of "
+                f"{self.kv.layers} layers: these have {wanted[0]} and {wanted[1]}"
+            )
+        size = layers, 2 * self.kv.heads, tokens, self.kv.head_dim
+        data = torch.frombuffer(kv, dtype=self.kv.dtype).view(size)
+        rows = torch.frombuffer(hidden, dtype=self.row_dtype).view(tokens, self.row_items)
+        return LayerEntry(rows=rows, kv=KvSlice(first=0, last=layers, data=data))
+
+    def check(self, entry: LayerEntry, known: int) -> None:
+        """Raise InvalidSequence unless the entry is of this format and of a sequence of `known` tokens."""
+        found = tuple(entry.rows.shape), entry.rows.dtype, tuple(entry.kv.data.shape), entry.kv.data.dtype
+        size = entry.layers, 2 * self.kv.heads, known, self.kv.head_dim
+        wanted = (known, self.row_items), self.row_dtype, size, self.kv.dtype
+        if entry.kv.first or not 0 < entry.layers < self.kv.layers or found != wanted:
+            raise InvalidSequence(f"hidden states and K and V {found} of {known} tokens: not {wanted}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSegment:
+    """The layers `[first, last)` of a step, with the chunks that run through them."""
+
+    first: int
+    last: int
+    chunks: tuple[Chunk, ...]
+
+
+def layer_segments(
+    chunks: Sequence[Chunk], entries: Mapping[str, LayerEntry], layers: int
+) -> list[LayerSegment]:
+    """Cut a step of a model of `layers` layers where chunks enter; others run through all layers."""
+    firsts = [entries[chunk.request_id].layers if chunk.request_id in entries else 0 for chunk in chunks]
+    return [
+        LayerSegment(
+            first=first,
+            last=last,
+            chunks=tuple(chunk for chunk, own in zip(chunks, firsts, strict=True) if own <= first),
+        )
+        for first, last in pairwise([*sorted(set(firsts)), layers])
+    ]
