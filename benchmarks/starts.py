@@ -2,9 +2,10 @@
 
 Packs a random Llama, forks two invokers from a zygote, and in turns starts it cold from disk (its page cache
 is dropped first), cold from the other node's host memory, hot and warm. A third node loads it into host
-memory from its disk tier (`disk-tier`). Beside them are limits measured in the same rounds: a read of the
-file, also around the page cache, and a transfer over one loopback socket into mapped memory, and a copy
-within memory. A start's seconds are those of the whole call; `phases_ms` are the node's own medians.
+memory from its disk tier (`disk-tier`), without a read of the store, which its counters prove. Beside them
+are limits measured in the same rounds: a read of the file, also around the page cache (by one thread, and by
+as many as a node has), a transfer over one loopback socket into mapped memory, and a copy within memory. A
+start's seconds are those of the whole call; `phases_ms` are the node's own medians.
 
 example:
   python -m benchmarks.starts --rounds 3 --layers 2 --json starts.json
@@ -18,7 +19,8 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +51,10 @@ from registry.state import ClusterConfig
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CHUNK_BYTES = 4 << 20
+DIRECT_READERS, DIRECT_BYTES = 6, 16 << 20  # as a node reads
 KINDS = ("cold-disk", "cold-peer", "hot", "warm", "disk-tier")
-LIMITS = ("limit-copy", "limit-read", "limit-direct", "limit-socket")
+READ_COUNTERS = ("disk_cache_read_bytes", "disk_read_bytes", "store_read_bytes", "cast_recv_bytes")
+LIMITS = ("limit-copy", "limit-read", "limit-direct", "limit-direct-parallel", "limit-socket")
 
 
 def start_request(weights: StoredWeights, instance: str, *holders: ImageHolder) -> StartInstance:
@@ -81,7 +85,7 @@ class ForkedNode:
 
     @property
     def holder(self) -> ImageHolder:
-        return ImageHolder(node=self.record.id, host=self.record.host, cast=self.record.cast, tier="host")
+        return ImageHolder(node=self.record.id, host=self.record.host, cast=self.record.cast, tier=Tier.HOST)
 
 
 @dataclass(slots=True)
@@ -113,19 +117,26 @@ def read_limit(blob: Path, target: np.ndarray) -> float:
     return time.perf_counter() - started_s
 
 
-def direct_limit(blob: Path) -> float:
-    """Time a read of a file around the page cache."""
+def direct_limit(blob: Path, readers: int) -> float:
+    """Time a read of a file around the page cache, by threads that each reuse one buffer of huge pages."""
     drop_from_cache(blob)
-    nbytes, buffer = blob.stat().st_size, mmap.mmap(-1, CHUNK_BYTES)  # aligned to a page
+    offsets = iter(range(0, blob.stat().st_size, DIRECT_BYTES))
     descriptor = os.open(blob, os.O_RDONLY | os.O_DIRECT)
+
+    def read() -> None:
+        with mmap.mmap(-1, DIRECT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+            for offset in offsets:
+                os.preadv(descriptor, [buffer], offset)
+
     try:
-        started_s = time.perf_counter()
-        for offset in range(0, nbytes, CHUNK_BYTES):
-            os.preadv(descriptor, [buffer], offset)
-        return time.perf_counter() - started_s
+        with ThreadPoolExecutor(readers) as pool:
+            started_s = time.perf_counter()
+            for reading in [pool.submit(read) for _ in range(readers)]:
+                reading.result()
+            return time.perf_counter() - started_s
     finally:
         os.close(descriptor)
-        buffer.close()
 
 
 def socket_limit(source: np.ndarray, target: np.ndarray) -> float:
@@ -183,26 +194,60 @@ async def timed_start(node: ForkedNode, request: StartInstance, expected: str, i
     into.phases_ms.append(dict(started.phases_ms))
 
 
-async def fill_disk_tier(cluster: ForkedCluster, weights: StoredWeights, node: ForkedNode) -> Path:
-    """Return the file in a node's disk tier, which it writes once it has verified the image."""
-    async with RedisState.connect(cluster.redis.url) as state, asyncio.timeout(PATIENCE_S):
-        cursor = (await state.snapshot()).cursor
-        await node.call(WarmImage(image=weights.ref))
-        async for _, change in state.watch(cursor):
-            record = change.record if isinstance(change, NodeUp) else None
-            if record is not None and any(Tier.DISK in one.tiers for one in record.holdings):
-                break
-    (path,) = cluster.folder.glob(f"disk/*/*/{weights.manifest.sha256}")
-    return path
+async def drop(node: ForkedNode, image: str, *tiers: Tier) -> None:
+    """Drop an image that no instance uses from tiers of a node, if they have it."""
+    for tier in tiers:
+        await node.call(DropImage(image=image, tier=tier))
 
 
-async def from_disk_tier(weights: StoredWeights, node: ForkedNode, file: Path, into: StartSamples) -> None:
-    """Load the image into host memory from a node's disk tier."""
-    await node.call(DropImage(image=weights.manifest.sha256, tier="host"))
-    drop_from_cache(file)
-    started_s = time.perf_counter()
-    await node.call(WarmImage(image=weights.ref))
-    into.seconds.append(time.perf_counter() - started_s)
+class DiskTier:
+    """The image in a node's disk tier: `file`, written once the node had verified what the store gave it.
+
+    `counters` are the node's, of its last settled record.
+    """
+
+    def __init__(self, cluster: ForkedCluster, weights: StoredWeights, node: ForkedNode) -> None:
+        self._cluster = cluster
+        self._weights = weights
+        self._node = node
+        self.counters: Mapping[str, int] = {}
+
+    @property
+    def file(self) -> Path:
+        (path,) = self._cluster.folder.glob(f"disk/*/*/{self._weights.manifest.sha256}")
+        return path
+
+    async def fill(self) -> None:
+        """Load the image from the store, and wait until it is on the disk."""
+        await self._load()
+        assert self.counters["disk_read_bytes"] == self._weights.manifest.nbytes, self.counters
+
+    async def timed_load(self) -> float:
+        """Load the image into host memory from the disk tier alone; return the seconds."""
+        before = self.counters
+        await drop(self._node, self._weights.manifest.sha256, Tier.HOST)
+        drop_from_cache(self.file)
+        took_s = await self._load()
+        read = {name: self.counters[name] - before[name] for name in READ_COUNTERS}
+        assert read == dict.fromkeys(READ_COUNTERS, 0) | {
+            "disk_cache_read_bytes": self._weights.manifest.nbytes
+        }, read
+        return took_s
+
+    async def _load(self) -> float:
+        """Load the image; the node is idle again when this returns: it has checked the whole image."""
+        async with RedisState.connect(self._cluster.redis.url) as state, asyncio.timeout(PATIENCE_S):
+            cursor = (await state.snapshot()).cursor
+            started_s = time.perf_counter()
+            await self._node.call(WarmImage(image=self._weights.ref))
+            took_s = time.perf_counter() - started_s
+            async for _, change in state.watch(cursor):
+                if isinstance(change, NodeUp) and change.record.id == self._node.record.id:
+                    held = {Tier.HOST, Tier.DISK}
+                    if any(one.settled and held <= set(one.tiers) for one in change.record.holdings):
+                        self.counters = change.record.counters
+                        break
+        return took_s
 
 
 async def one_round(
@@ -212,19 +257,21 @@ async def one_round(
     target: ForkedNode,
     samples: dict[str, StartSamples],
 ) -> None:
-    """Start once from every tier; afterwards only the source's host tier holds the image."""
+    """Start once from every tier; nodes keep the images of ended instances until they are dropped."""
     image = weights.manifest.sha256
     for one in (source, target):
-        await one.call(DropImage(image=image, tier="host"))
+        await drop(one, image, Tier.GPU, Tier.HOST)
     drop_from_cache(weights.blob)
     name = f"{number}-disk"
     await timed_start(source, start_request(weights, name), "cold", samples["cold-disk"])
     await source.call(StopInstance(instance_id=name))
+    await drop(source, image, Tier.GPU)
     peer, hot, warm = (f"{number}-{kind}" for kind in ("peer", "hot", "warm"))
     await timed_start(target, start_request(weights, peer, source.holder), "cold", samples["cold-peer"])
     await timed_start(target, start_request(weights, hot), "hot", samples["hot"])
     for instance in (peer, hot):
         await target.call(StopInstance(instance_id=instance))
+    await drop(target, image, Tier.GPU)
     await timed_start(target, start_request(weights, warm), "warm", samples["warm"])
     await target.call(StopInstance(instance_id=warm))
 
@@ -242,12 +289,14 @@ async def measure(
         node(cluster, "n1") as target,
         node(cluster, "n2", *disk) as cached,
     ):
-        file = await fill_disk_tier(cluster, weights, cached)
+        disk_tier = DiskTier(cluster, weights, cached)
+        await disk_tier.fill()
         for number in range(-1, rounds):
             current = samples if number >= 0 else {name: StartSamples() for name in samples}
             await one_round(number, weights, source, target, current)
-            await from_disk_tier(weights, cached, file, current["disk-tier"])
-            current["limit-direct"].seconds.append(direct_limit(file))
+            current["disk-tier"].seconds.append(await disk_tier.timed_load())
+            current["limit-direct"].seconds.append(direct_limit(disk_tier.file, 1))
+            current["limit-direct-parallel"].seconds.append(direct_limit(disk_tier.file, DIRECT_READERS))
             current["limit-copy"].seconds.append(copy_limit(content, into))
             current["limit-read"].seconds.append(read_limit(weights.blob, into))
             current["limit-socket"].seconds.append(socket_limit(content, into))
@@ -277,7 +326,7 @@ def show(row: dict[str, Any]) -> str:
     """Format a record as one line."""
     limit = f" {row['ratio_to_limit']:6.2f} x its limit" if "limit_s" in row else ""
     phases = ", ".join(f"{phase} {ms:.0f}" for phase, ms in row.get("phases_ms", {}).items() if ms >= 1)
-    return f"{row['name']:13} {row['median_s'] * 1e3:8.1f} ms {row['gb_per_s']:6.2f} GB/s{limit}  {phases}"
+    return f"{row['name']:21} {row['median_s'] * 1e3:8.1f} ms {row['gb_per_s']:6.2f} GB/s{limit}  {phases}"
 
 
 def run(rounds: int, layers: int) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ class QueuedRequest:
         "prefix",
         "ready_s",
         "reserved",
+        "service_s",
         "tenant",
         "tokens",
         "waiting_tokens",
@@ -82,6 +83,7 @@ class QueuedRequest:
         self.instance: Replica | None = None
         self.reserved: InstanceRecord | None = None  # the decode instance that fetches its K and V already
         self.assigned_s = arrived_s  # when it got `instance`
+        self.service_s: float | None = 0.0  # on the instances that it has left; None after a pipeline
         self.has_token = False  # `instance` has produced a token
         self.goes_to = ""  # the instance that takes the call over from a pipeline; "" for any
         self.handed_off = False  # by a prefill instance: a decode instance continues it

@@ -11,16 +11,20 @@ _UNKNOWN_OUTPUT = 256  # tokens that a call is assumed to generate at most, befo
 
 @dataclass(slots=True)
 class CallAverages:
-    """The averages of a version's calls, None before the first; `arrived_…` count all so far."""
+    """The averages of a version's calls, None before the first; `arrived_…` count all so far.
+
+    A call that continues on other replicas arrives once and ends once, whatever moves it.
+    """
 
     service_s: float | None = None
     output_tokens: float | None = None
     arrived_calls: int = 0
     arrived_tokens: int = 0
 
-    def record(self, seconds: float, output_tokens: int) -> None:
-        """Add a call that took so long on an instance and generated that many tokens."""
-        self.service_s = _averaged(self.service_s, seconds)
+    def record(self, service_s: float | None, output_tokens: int) -> None:
+        """Add a call at its end, with its time on instances (None: pipelines ran some of it) and its output."""
+        if service_s is not None:
+            self.service_s = _averaged(self.service_s, service_s)
         self.output_tokens = _averaged(self.output_tokens, output_tokens)
 
     def expected_output(self, max_tokens: int) -> int:

@@ -246,9 +246,8 @@ class CallDispatcher:
         self._free_reserved(queued)
         if queued.instance is not None:
             self._release(queued, queued.instance)
-            if queued.has_token and isinstance(queued.instance, InstanceRecord):
-                served_s = self.clock.monotonic_s() - queued.assigned_s
-                self._admission.averages.of(queued.key).record(served_s, queued.output_tokens)
+        if queued.output_tokens:
+            self._admission.averages.of(queued.key).record(queued.service_s, queued.output_tokens)
         queue = self._admission.leave(queued)
         self._demand.changed()
         if queue is not None:
@@ -355,6 +354,11 @@ class CallDispatcher:
         return _to_run(queued) if by_load and queued.tokens.prompt else None
 
     def _release(self, queued: QueuedRequest, server: Replica) -> None:
+        """Free the call's slot of a replica that it leaves, and add its time there."""
+        if isinstance(server, PipelineReplica):
+            queued.service_s = None
+        elif queued.service_s is not None:
+            queued.service_s += self.clock.monotonic_s() - queued.assigned_s
         tokens = _to_run(queued)
         self.slots.release(slots_key_of(server), queued.cost, tokens, has_token=queued.has_token)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -17,60 +16,19 @@ from registry.messages.node import Generate, Tokens
 from registry.records.change import FunctionChanged, InstanceChanged
 from registry.records.engine import EngineKind
 from registry.records.function import (
-    FunctionVersion,
     Scaling,
     ScalingMode,
     ServingMode,
     check_applies,
     check_serving,
 )
-from registry.records.live import InstanceRole, LiveMode, LiveRecord
+from registry.records.live import InstanceRole, LiveMode
 from tests.fixtures.control import FakeCluster, ask, make_call, open_cluster
 from tests.fixtures.loading import loading_cluster
 from tests.fixtures.patience import PATIENCE_S, until
+from tests.fixtures.roles import disaggregated
 
 PREFILL, DECODE = InstanceRole.PREFILL, InstanceRole.DECODE
-
-
-class Roles:
-    """The roles of the instances on nodes, as a controller publishes them."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-        self._serial = 0
-
-    async def publish(self, roles: Mapping[str, InstanceRole]) -> None:
-        """Publish roles by node, and return once the gateway has them."""
-        control = self._cluster.control
-        by_id = {
-            instance.instance_id: roles[instance.node]
-            for instance in control.state_cache.instances()
-            if instance.node in roles
-        }
-        self._serial += 1
-        record = LiveRecord(
-            function="f",
-            version=1,
-            controller_epoch=1000,
-            serial=self._serial,
-            way=LiveMode.OFF,
-            reason="",
-            at=0.0,
-            roles=by_id,
-        )
-        await self._cluster.state.put_live(record, 600.0)
-        await control.changes.wait_for(lambda: control.state_cache.live.roles("f", 1) == by_id)
-
-
-async def disaggregated(
-    cluster: FakeCluster, *, policy: ScalingMode = ScalingMode.CONCURRENCY, **roles: InstanceRole
-) -> tuple[FunctionVersion, Roles]:
-    """Deploy a function with an instance on each node, which have these roles."""
-    version = await cluster.deploy(Scaling(target_concurrency=4, live=LiveMode.OFF, policy=policy))
-    await cluster.control.cluster.scale("f", len(cluster.nodes), (), wait=True)
-    published = Roles(cluster)
-    await published.publish(roles)
-    return version, published
 
 
 def asked(cluster: FakeCluster, node: str) -> list[Generate]:
