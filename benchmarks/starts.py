@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,25 +118,29 @@ def read_limit(blob: Path, target: np.ndarray) -> float:
 
 
 def direct_limit(blob: Path, readers: int) -> float:
-    """Time a read of a file around the page cache, by threads that each reuse one buffer of huge pages."""
+    """Time a read of a file around the page cache, by threads with a populated buffer of huge pages each."""
     drop_from_cache(blob)
     offsets = iter(range(0, blob.stat().st_size, DIRECT_BYTES))
     descriptor = os.open(blob, os.O_RDONLY | os.O_DIRECT)
 
-    def read() -> None:
-        with mmap.mmap(-1, DIRECT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-            for offset in offsets:
-                os.preadv(descriptor, [buffer], offset)
+    def read(buffer: mmap.mmap) -> None:
+        for offset in offsets:
+            os.preadv(descriptor, [buffer], offset)
 
-    try:
-        with ThreadPoolExecutor(readers) as pool:
-            started_s = time.perf_counter()
-            for reading in [pool.submit(read) for _ in range(readers)]:
-                reading.result()
-            return time.perf_counter() - started_s
-    finally:
-        os.close(descriptor)
+    with ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        buffers = []
+        for _ in range(readers):
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            buffer = stack.enter_context(mmap.mmap(-1, DIRECT_BYTES, flags=private))
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+            buffer.write(bytes(DIRECT_BYTES))
+            buffers.append(buffer)
+        pool = stack.enter_context(ThreadPoolExecutor(readers))
+        started_s = time.perf_counter()
+        for reading in [pool.submit(read, buffer) for buffer in buffers]:
+            reading.result()
+        return time.perf_counter() - started_s
 
 
 def socket_limit(source: np.ndarray, target: np.ndarray) -> float:

@@ -2,13 +2,15 @@
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from invoker.base.errors import SettingsError
 from invoker.emulated.profiles import find_device
+from registry.config.devices import gpu_indices
 from registry.config.emulation import is_emulated, parse_device
 
 GIB = 1 << 30
@@ -16,15 +18,17 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """Properties of one device: `cpu`, `cuda:N` or `emulated:…`.
+    """Properties of a node's device: `cpu`, `cuda:N`, `cuda:N,M` or `emulated:…`.
 
-    `gpu_type` is its name in prices and usage.
+    `gpu_type` is its name in prices and usage. Of several GPUs, which are alike, the memory is the first
+    one's: the arena is there.
     """
 
     device: str
     gpu_type: str
     memory_bytes: int
     free_bytes: int
+    gpu_count: int = 1
 
 
 def detect_device(wanted: str) -> DeviceFacts:
@@ -36,13 +40,26 @@ def detect_device(wanted: str) -> DeviceFacts:
         return _cpu_facts()
     if is_emulated(wanted):
         return _emulated_facts(wanted)
-    index = int(wanted.partition(":")[2] or 0) if wanted != "auto" else 0
+    indices = (0,) if wanted == "auto" else gpu_indices(wanted)
     try:
-        return _cuda_facts(index)
+        return alike([_cuda_facts(index) for index in indices])
     except SettingsError:
         if wanted == "auto":
             return _cpu_facts()
         raise
+
+
+def alike(gpus: Sequence[DeviceFacts]) -> DeviceFacts:
+    """Return the properties of a node's GPUs together. Raises SettingsError if they are of several types."""
+    first, *others = gpus
+    for other in others:
+        if other.gpu_type != first.gpu_type:
+            raise SettingsError(
+                f"the GPUs of a node must be alike: {first.device} is a {first.gpu_type}, "
+                f"{other.device} a {other.gpu_type}"
+            )
+    indices = ",".join(gpu.device.partition(":")[2] for gpu in gpus)
+    return replace(first, device=f"cuda:{indices}", gpu_count=len(gpus))
 
 
 def default_arena_bytes(facts: DeviceFacts, nodes_on_machine: int) -> int:

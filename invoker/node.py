@@ -166,7 +166,7 @@ class Node:
             state=self._state,
             device=dependencies.facts.device,
             gpu_type=dependencies.facts.gpu_type,
-            gpu_count=1,
+            gpu_count=dependencies.facts.gpu_count,
             channel=self._channel_url,
             cast=self._cast_url,
             gpu_bytes=dependencies.arena.capacity_bytes,

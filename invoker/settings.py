@@ -14,6 +14,7 @@ from invoker.handlers.confine import CEILINGS, Sandbox
 from invoker.kv.choice import KvPolicy
 from rdmacast.protocol.handshake import Secret, secrets_of
 from registry.config.command_line import parse_options, process_command
+from registry.config.devices import gpu_indices, is_cuda
 from registry.config.emulation import is_emulated, parse_device
 from registry.config.function_yaml import parse_handler_limits
 from registry.config.option_types import PlatformCommand
@@ -25,7 +26,6 @@ from registry.errors import InvalidRecord
 from registry.redis.sentinel import SCHEME as SENTINEL
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _REDIS_PORT = 6379
 _RDMA = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,62}(:\d{1,3})?")
 
@@ -226,8 +226,12 @@ def _device(text: str) -> str:
         except InvalidRecord as error:
             raise SettingsError(f"--device: {error}") from error
         return text
-    if not _DEVICE.fullmatch(text):
+    if text not in ("auto", "cpu") and not is_cuda(text):
         raise SettingsError(f"--device: {text!r} is neither auto, cpu, cuda:N nor emulated:GPU")
+    try:
+        gpu_indices(text)
+    except InvalidRecord as error:
+        raise SettingsError(f"--device: {error}") from error
     return text
 
 

@@ -1,6 +1,7 @@
 """The settings of `up`, checked once."""
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from registry.errors import InvalidRecord
 
 MAX_NODES = 256
 MAX_GATEWAYS = 16
+_CUDA = re.compile(r"cuda(?:x([1-9]\d?))?")
 _FILES = (
     *("redis_password_file", "redis_ca", "redis_cert", "redis_key", "tls_cert", "tls_key"),
     *(f"{links}_tls_{file}" for links in ("channel", "cast") for file in ("cert", "key", "ca")),
@@ -70,9 +72,10 @@ class UpSettings:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device of each node: one GPU each where GPUs are used."""
-        if self.device == "cuda":
-            return tuple(f"cuda:{index}" for index in range(self.nodes))
+        """The device of each node, with GPUs of its own."""
+        if (count := gpus_per_node(self.device)) is not None:
+            starts = range(0, self.nodes * count, count)
+            return tuple("cuda:" + ",".join(map(str, range(at, at + count))) for at in starts)
         return (self.device,) * self.nodes
 
     def of_gateway(self, name: str, port: int, joined: Joined, metrics_port: int | None = None) -> Options:
@@ -111,6 +114,12 @@ class UpSettings:
         }
 
 
+def gpus_per_node(device: str) -> int | None:
+    """Return how many GPUs each node has, by the device of `up`; None for another device."""
+    found = _CUDA.fullmatch(device)
+    return None if found is None else int(found[1] or 1)
+
+
 def count_gpus(proc: Path = Path("/proc/driver/nvidia/gpus")) -> int:
     """Return the number of NVIDIA GPUs that the driver lists."""
     return len(list(proc.iterdir())) if proc.is_dir() else 0
@@ -123,11 +132,12 @@ def settle(options: Options, *, gpus: int, cores: int) -> UpSettings:
         device = "cuda" if gpus else "cpu"
     if is_emulated(device):
         link_rate = link_rate or emulated_link_rate(device)
-    elif device not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device {device!r}: use auto, cpu, cuda or emulated:GPU")
+    elif device != "cpu" and gpus_per_node(device) is None:
+        raise UsageError(f"unknown device {device!r}: use auto, cpu, cuda, cudaxN or emulated:GPU")
     nodes = options.nodes
     if nodes is None:
-        nodes = max(1, gpus) if device == "cuda" else 2
+        count = gpus_per_node(device)
+        nodes = 2 if count is None else max(1, gpus // count)
     _check(options, nodes)
     _check_gpus(device, nodes, gpus)
     data_dir = (options.data_dir or default_data_dir()).expanduser().resolve()
@@ -175,12 +185,14 @@ def _check(options: Options, nodes: int) -> None:
 
 
 def _check_gpus(device: str, nodes: int, gpus: int) -> None:
-    if device == "cuda" and not gpus:
+    count = gpus_per_node(device)
+    if count is not None and not gpus:
         raise UsageError(
             "no NVIDIA GPU is visible on this machine; use --device cpu, or see `hypercast doctor`"
         )
-    if device == "cuda" and nodes > gpus:
-        raise UsageError(f"--nodes {nodes} is more than the {gpus} GPUs of this machine")
+    if count is not None and nodes * count > gpus:
+        each = "" if count == 1 else f" with {count} GPUs each"
+        raise UsageError(f"--nodes {nodes}{each} is more than the {gpus} GPUs of this machine")
 
 
 def _hosts(hosts: int | None, nodes: int, *, capped: bool) -> int | None:

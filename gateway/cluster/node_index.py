@@ -22,6 +22,7 @@ class NodeKind(NamedTuple):
     allows_handlers: bool
     gpu_bytes: int
     engines: tuple[EngineKind, ...] = (EngineKind.NATIVE,)
+    gpu_count: int = 1
 
 
 class Emptiness(NamedTuple):
@@ -203,7 +204,7 @@ def _move(node: str, groups: dict[_Key, dict[str, None]], before: set[_Key], aft
 
 
 def _kind(node: NodeRecord) -> NodeKind:
-    return NodeKind(node.device, node.allows_handlers, node.gpu_bytes, node.engines)
+    return NodeKind(node.device, node.allows_handlers, node.gpu_bytes, node.engines, node.gpu_count)
 
 
 def _kinds(node: NodeRecord | None) -> set[NodeKind]:

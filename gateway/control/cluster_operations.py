@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from gateway.core.contract import DispatchError, PulledModel, WaitStage
 from gateway.planning.cast_planner import CastPlanner, ImageDelivery
 from gateway.planning.groups import can_be_group
 from gateway.planning.image_sources import choose_sources, choose_warm
-from gateway.planning.placement import too_small, unschedulable_reason
+from gateway.planning.placement import has_accelerators, too_small, unschedulable_reason
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.serving_traffic import serving_traffic
 from rdmacast.aio.groups import cancel_and_discard
@@ -203,12 +203,16 @@ class ClusterControl:
         if version.image is None:
             return False
         await self._wait_for_node()
-        nodes = [node for node in self._state_cache.usable_nodes() if version.engine in node.engines]
+        usable = list(self._state_cache.usable_nodes())
+        nodes = [
+            node for node in usable if version.engine in node.engines and has_accelerators(version, node)
+        ]
         kinds = {node.device.partition(":")[0]: node.id for node in nodes}
-        refusal = "" if kinds else unschedulable_reason(version, list(self._state_cache.usable_nodes()))
+        refusal = "" if kinds else unschedulable_reason(version, usable)
         for node in kinds.values():
             try:
-                return await self._calls.check(version, node)
+                natively = await self._calls.check(version, node)
+                return natively and (version.engine is EngineKind.NATIVE or _fits_an_arena(version, nodes))
             except RemoteError as error:
                 if error.code == "unsupported_model":
                     refusal = error.message
@@ -439,3 +443,8 @@ def _bad_request(message: str) -> DispatchError:
 
 def _start_failed(message: str) -> DispatchError:
     return DispatchError("start_failed", message, status=503)
+
+
+def _fits_an_arena(version: FunctionVersion, nodes: Iterable[NodeRecord]) -> bool:
+    """Return whether the nodes' own engine has the space for the model that another will serve."""
+    return any(not node.gpu_bytes or version.image_bytes <= node.gpu_bytes for node in nodes)

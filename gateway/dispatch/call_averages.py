@@ -22,7 +22,7 @@ class CallAverages:
     arrived_tokens: int = 0
 
     def record(self, service_s: float | None, output_tokens: int) -> None:
-        """Add a call at its end, with its time on instances (None: pipelines ran some of it) and its output."""
+        """Add a call at its end: its time on instances (None: pipelines ran some of it), and its output."""
         if service_s is not None:
             self.service_s = _averaged(self.service_s, service_s)
         self.output_tokens = _averaged(self.output_tokens, output_tokens)

@@ -82,6 +82,8 @@ def kv_of(work: Generate) -> KvLocation:
 def _record(id_: str, *, gpu_bytes: int = 1 << 30, **facts: Any) -> NodeRecord:
     fields: dict[str, Any] = {
         "host": f"host-{id_}",
+        "device": "cpu",
+        "gpu_count": 1,
         "channel": f"tcp://{id_}:1",
         "cast": f"tcp://{id_}:2",
         "gpu_bytes": gpu_bytes,
@@ -95,9 +97,7 @@ def _record(id_: str, *, gpu_bytes: int = 1 << 30, **facts: Any) -> NodeRecord:
         pid=1,
         epoch=0,
         state=NodeState.READY,
-        device="cpu",
         gpu_type="fake",
-        gpu_count=1,
         host_bytes=1 << 34,
         host_free_bytes=1 << 34,
         started_at=0.0,

@@ -11,6 +11,7 @@ from gateway.cluster.node_space import arena_room, holds
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.placement import (
     StartCandidate,
+    arena_image_bytes,
     can_run,
     extra_bytes,
     image_need,
@@ -51,7 +52,7 @@ class SpaceRequest:
     @property
     def need_bytes(self) -> int:
         """Return what a node that does not hold the image needs."""
-        return self.min_bytes + (self.version.image_bytes if self.version.image else 0)
+        return self.min_bytes + arena_image_bytes(self.version)
 
 
 class ArenaSpace:
@@ -215,7 +216,7 @@ def instance_bytes(state_cache: ClusterStateCache, instance: InstanceRecord) -> 
     if (part := _part_bytes(instance)) is not None:
         return part
     version = state_cache.version(VersionKey(instance.function, instance.version))
-    return version.image_bytes if version is not None and version.image is not None else 0
+    return 0 if version is None else arena_image_bytes(version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

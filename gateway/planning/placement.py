@@ -18,7 +18,9 @@ from gateway.cluster.node_space import (
     tier_of,
 )
 from gateway.planning.groups import MAX_MEMBERS, can_be_group
+from registry.config.devices import is_cuda
 from registry.config.emulation import mismatch
+from registry.config.engine_args import workers_of
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.instance import InstanceRecord
@@ -107,20 +109,41 @@ def start_candidates(
 def can_run(version: FunctionVersion, node: NodeRecord | NodeKind) -> bool:
     """Return whether the node runs handlers, if the version needs that, and models of its architecture.
 
-    With another engine than the node's own, the node must have that one.
+    With another engine than the node's own, the node must have that one, and the GPUs that it divides the
+    model among.
     """
     if version.runs_user_code and not node.allows_handlers:
+        return False
+    if not has_accelerators(version, node):
         return False
     if version.image is not None and version.engine not in node.engines:
         return False
     return version.image is None or not mismatch(version.architecture, node.device)
 
 
+def accelerators(version: FunctionVersion) -> int:
+    """Return how many GPUs an instance computes with, all of one node."""
+    return workers_of(version.engine_args) if version.engine is EngineKind.VLLM else 1
+
+
+def has_accelerators(version: FunctionVersion, node: NodeRecord | NodeKind) -> bool:
+    """Return whether the node's GPUs are as many as an instance computes with.
+
+    An instance has all of its node's, and pays for them. Any CPU runs any number of processes.
+    """
+    return not is_cuda(node.device) or node.gpu_count == accelerators(version)
+
+
+def arena_image_bytes(version: FunctionVersion) -> int:
+    """Return what an instance has of the image in the arena: nothing if only another engine runs it."""
+    return version.image_bytes if version.runs_natively else 0
+
+
 def image_need(version: FunctionVersion, node: NodeRecord) -> int:
     """Return the additional arena bytes of the image: 0 where the accelerator holds it already."""
     if version.image is None or tier_of(node, version.image) is Tier.GPU:
         return 0
-    return version.image_bytes
+    return arena_image_bytes(version)
 
 
 def extra_bytes(version: FunctionVersion, min_bytes: int) -> int:
@@ -128,7 +151,7 @@ def extra_bytes(version: FunctionVersion, min_bytes: int) -> int:
 
     Only the node knows how large a KV cache must be at least; a start without enough space reports it.
     """
-    return max(version.image_bytes // _KV_SHARE if _has_kv(version) else 0, min_bytes)
+    return max(arena_image_bytes(version) // _KV_SHARE if _has_kv(version) else 0, min_bytes)
 
 
 def start_bytes(
@@ -144,7 +167,7 @@ def start_bytes(
 
 
 def _has_kv(version: FunctionVersion) -> bool:
-    return version.image is not None and version.task is FunctionTask.GENERATE
+    return version.runs_natively and version.task is FunctionTask.GENERATE
 
 
 def choose_starts(count: int, candidates: Iterable[StartCandidate]) -> list[StartCandidate]:
@@ -221,15 +244,29 @@ def unschedulable_reason(version: FunctionVersion, nodes: Sequence[NodeRecord]) 
         able = [node for node in able if version.engine in node.engines]
         if not able:
             return f"no node has the engine {version.engine} ({_ENGINE_HINTS[version.engine]})"
+    if not any(has_accelerators(version, node) for node in able):
+        return _lacks_accelerators(version)
+    able = [node for node in able if has_accelerators(version, node)]
     if version.image is not None:
         reasons = {node.id: mismatch(version.architecture, node.device) for node in able}
         able = [node for node in able if not reasons[node.id]]
         if not able:
             return f"no node can run it: {next(iter(reasons.values()))}"
     largest = max(node.gpu_bytes for node in able)
-    if version.image is not None and largest and version.image_bytes > largest:
+    if largest and arena_image_bytes(version) > largest:
         return _too_large(version, able, largest)
     return ""
+
+
+def _lacks_accelerators(version: FunctionVersion) -> str:
+    count = accelerators(version)
+    if count == 1:
+        return "it computes with one GPU, and every node has several (start an invoker with --device cuda:0)"
+    example = ",".join(map(str, range(count)))
+    return (
+        f"its engine_args divide the model among {count} GPUs, and no node has exactly {count} "
+        f"(start an invoker with --device cuda:{example})"
+    )
 
 
 def _too_large(version: FunctionVersion, able: Sequence[NodeRecord], largest: int) -> str:
@@ -248,4 +285,4 @@ def _too_large(version: FunctionVersion, able: Sequence[NodeRecord], largest: in
 
 def too_small(node: NodeRecord, version: FunctionVersion, min_bytes: int) -> bool:
     """Return whether even the node's empty arena is too small for the image and `min_bytes`."""
-    return bool(node.gpu_bytes) and version.image_bytes + min_bytes > node.gpu_bytes
+    return bool(node.gpu_bytes) and arena_image_bytes(version) + min_bytes > node.gpu_bytes

@@ -24,12 +24,14 @@ class Accounting:
     publisher: Publisher
 
 
-async def open_accounting(setup: NodeSetup, stack: AsyncExitStack) -> Accounting:
+async def open_accounting(setup: NodeSetup, gpu_count: int, stack: AsyncExitStack) -> Accounting:
     settings = setup.settings
     journals = setup.root / ".journals"  # not a valid host id
     if settings.journal_dir is not None:
         journals = settings.journal_dir / setup.root.name
-    meter, journal = await run_in_thread(_make_meter, settings.node_id, setup.epoch, journals, setup.clock)
+    meter, journal = await run_in_thread(
+        _make_meter, settings.node_id, setup.epoch, journals, setup.clock, gpu_count
+    )
     stack.callback(lambda: journal.close(remove=meter.is_settled))
     publisher = Publisher(setup.state, setup.epoch, settings.lease_s, meter)
     meter.on_record(publisher.ledger_changed)
@@ -37,7 +39,9 @@ async def open_accounting(setup: NodeSetup, stack: AsyncExitStack) -> Accounting
     return Accounting(counters=Counters(), meter=meter, calls=calls, publisher=publisher)
 
 
-def _make_meter(node: str, epoch: int, folder: Path, clock: Clock) -> tuple[GpuMeter, MeterJournal]:
+def _make_meter(
+    node: str, epoch: int, folder: Path, clock: Clock, gpu_count: int
+) -> tuple[GpuMeter, MeterJournal]:
     """Create the node's meter, with unsent records recovered from the journals of dead nodes."""
     journal, orphans = MeterJournal(folder, node, epoch), recover_journals(folder)
     meter = GpuMeter(
@@ -47,6 +51,7 @@ def _make_meter(node: str, epoch: int, folder: Path, clock: Clock) -> tuple[GpuM
         wall_s=clock.wall_s(),
         journal=journal,
         unsent=[record for one in orphans for record in one.records],
+        gpu_count=gpu_count,
     )
     discard_recovered(orphans, journal)
     return meter, journal

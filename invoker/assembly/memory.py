@@ -24,6 +24,7 @@ from invoker.memory.cuda_arena import CudaArena
 from invoker.scratch import scratch_folder
 from invoker.settings import Settings
 from rdmacast.aio.threads import run_in_thread
+from registry.config.devices import gpu_indices
 from registry.config.emulation import is_emulated, parse_device
 
 log = logging.getLogger("invoker.assembly")
@@ -63,7 +64,7 @@ def _make_arena(settings: Settings, facts: DeviceFacts) -> Arena:
         return CpuArena(nbytes)
     if is_emulated(facts.device):
         return EmulatedArena(parse_device(facts.device), nbytes)
-    return CudaArena(int(facts.device.partition(":")[2]), nbytes)
+    return CudaArena(gpu_indices(facts.device)[0], nbytes)
 
 
 def _make_tier(settings: Settings, folder: Path) -> HostTier:

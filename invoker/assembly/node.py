@@ -35,7 +35,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
     settings = setup.settings
     memory = await open_memory(setup, stack)
     casting = open_casting(setup, memory.arena, stack)
-    accounting = await open_accounting(setup, stack)
+    accounting = await open_accounting(setup, memory.facts.gpu_count, stack)
     images = await open_images(setup, memory, casting, accounting, stack)
     rings = LogRings(setup.clock)
     vllm = await open_vllm(setup, memory, stack)

@@ -15,6 +15,7 @@ class JournalStarted(_Event, frozen=True):
     node: str
     epoch: int
     origin_s: float
+    gpu_count: int = 1
 
 
 class AccountOpened(_Event, frozen=True):

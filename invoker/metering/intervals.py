@@ -11,7 +11,7 @@ MAX_PARTS = 500  # calls per interval; with more it ends early or is split
 
 
 def intervals_of(
-    node: str, epoch: int, account: MeterAccount, *, to_at: float, final: bool
+    node: str, epoch: int, account: MeterAccount, *, to_at: float, final: bool, gpu_count: int = 1
 ) -> tuple[list[InstanceInterval], list[CallPart]]:
     """Return an account's time from its interval's start to `to_at`, as contiguous intervals.
 
@@ -27,7 +27,7 @@ def intervals_of(
         state=account.state,
         from_at=account.from_at,
         to_at=to_at,
-        gpu_count=1,
+        gpu_count=gpu_count,
         busy_us=account.busy - busy,
         loading_us=account.loading - loading,
         idle_us=account.idle - idle,

@@ -4,7 +4,8 @@ Time is busy while any instance runs work, divided equally among those instances
 starting instances; else idle, divided among all; without instances it is unallocated. An engine's step is
 divided among its sequences by tokens when it ends; handler calls that run concurrently share time equally.
 All values are integer microseconds: nothing is lost to rounding, and allocated time is the union of the
-instances' lifetimes.
+instances' lifetimes. Each instance has all accelerators of its node: of several, each moment counts once for
+each.
 """
 
 import logging
@@ -79,9 +80,11 @@ class GpuMeter:
         wall_s: float,
         journal: Journal | None = None,
         unsent: Iterable[LedgerRecord] = (),
+        gpu_count: int = 1,
     ) -> None:
         self._node = node
         self._epoch = epoch
+        self._gpu_count = gpu_count
         self._now_us = now_us
         self._zero_us = now_us()
         self._origin_s = wall_s
@@ -280,7 +283,7 @@ class GpuMeter:
     def _advance(self) -> None:
         """Attribute the time since the last event."""
         now = self._now_us() - self._zero_us
-        elapsed = now - self._at
+        elapsed = (now - self._at) * self._gpu_count
         if elapsed <= 0:
             return
         self._at = now
@@ -355,7 +358,8 @@ class GpuMeter:
     ) -> None:
         end_us = self._settled_until(account)
         to_at = self._wall(end_us)
-        intervals, left = intervals_of(self._node, self._epoch, account, to_at=to_at, final=final)
+        known = (self._node, self._epoch, account)
+        intervals, left = intervals_of(*known, to_at=to_at, final=final, gpu_count=self._gpu_count)
         totals = account.busy, account.loading, account.idle
         start_interval(account, left)
         account.state, account.base = state, totals
@@ -393,7 +397,7 @@ class GpuMeter:
     def _snapshot(self) -> JournalFrame:
         calls = [call for call in self._calls.values() if call.declared]
         accounts = {**self._present, **{call.account.number: call.account for call in calls}}
-        events: list[Event] = [JournalStarted(self._node, self._epoch, self._origin_s)]
+        events: list[Event] = [JournalStarted(self._node, self._epoch, self._origin_s, self._gpu_count)]
         events += [account_event(account) for account in accounts.values()]
         events += [call_event(call) for call in calls]
         events += [record_event(number, record) for number, record in self._unsent.items()]

@@ -55,6 +55,7 @@ class ReplayedJournal:
     node: str = ""
     epoch: int = 0
     origin_s: float = 0.0
+    gpu_count: int = 1
     at: int = 0
     accounts: dict[int, MeterAccount] = field(default_factory=dict)
     calls: dict[int, MeteredCall] = field(default_factory=dict)
@@ -132,6 +133,7 @@ class ReplayedJournal:
         match event:
             case JournalStarted():
                 self.node, self.epoch, self.origin_s = event.node, event.epoch, event.origin_s
+                self.gpu_count = event.gpu_count
             case AccountOpened():
                 self.accounts[event.account] = _account(event)
             case IntervalCut():
@@ -170,7 +172,8 @@ class ReplayedJournal:
     def _intervals(self, account: MeterAccount, ended_at: float) -> list[InstanceInterval]:
         if self.faults:
             account.count_unattributed_as_idle()
-        return intervals_of(self.node, self.epoch, account, to_at=ended_at, final=True)[0]
+        known = (self.node, self.epoch, account)
+        return intervals_of(*known, to_at=ended_at, final=True, gpu_count=self.gpu_count)[0]
 
 
 def encode_frame(frame: JournalFrame) -> bytes:

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from invoker.vllm.zygote import SERVER
+from registry.config.devices import gpu_indices
+from registry.config.engine_args import workers_of
 from registry.images.adapters import FOLDER
 
 CACHE = "cache"  # vLLM's, in the server's scratch folder
@@ -17,7 +18,6 @@ _INHERITED = (
     *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "OMP_NUM_THREADS", "SSL_CERT_FILE"),
 )
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has
-_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size")
 _KV_SHARE = 4  # on a CPU the KV cache takes at most this part of the server's memory
 
 
@@ -26,9 +26,9 @@ class VllmSpec:
     """A vLLM server to start.
 
     `folder` has config.json, the tokenizer and the weights; `scratch` is the server's own folder, the only
-    one that it writes to. `memory_bytes` bounds all of its processes together; `device` is `cpu` or `cuda:N`.
-    `adapters` are ranks of LoRA adapters by name. With a `loader` the weights come from the node, by the
-    plug-in with these settings.
+    one that it writes to. `memory_bytes` bounds all of its processes together; `device` is `cpu`, `cuda:N`
+    or, with several GPUs, `cuda:N,M`. `adapters` are ranks of LoRA adapters by name. With a `loader` the
+    weights come from the node, by the plug-in with these settings.
     """
 
     python: Path
@@ -78,16 +78,6 @@ def server_arguments(spec: VllmSpec) -> list[str]:
     return [*own, *spec.arguments]
 
 
-def workers_of(arguments: Sequence[str]) -> int:
-    """Return the number of processes that run the model, by a server's checked arguments."""
-    count = 1
-    given = [part for argument in arguments for part in argument.split("=", 1)]
-    for name, value in pairwise(given):
-        if name in _PARALLEL and value.isdigit():
-            count *= max(1, int(value))
-    return count
-
-
 def _is_single(spec: VllmSpec) -> bool:
     """Return whether the engine's process can run the model itself on a CPU.
 
@@ -110,11 +100,10 @@ def _adapter_arguments(spec: VllmSpec, given: Collection[str]) -> list[str]:
 
 def base_environment(scratch: Path, device: str, node: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of any process with vLLM, from the node's: no key, no secret, no hub."""
-    _, _, index = device.partition(":")
-    one = {"CUDA_VISIBLE_DEVICES": _visible(int(index), node)} if index else {}
+    visible = ",".join(_visible(index, node) for index in gpu_indices(device))
     return (
         {name: node[name] for name in _INHERITED if name in node}
-        | one
+        | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
         | {
             "HOME": str(scratch),
             "TMPDIR": str(scratch),

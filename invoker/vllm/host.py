@@ -14,13 +14,14 @@ from pathlib import Path
 from invoker.engine.contract import UnsupportedModel
 from invoker.host_tier.model_folders import ModelFolders
 from invoker.vllm import check_args
-from invoker.vllm.arguments import VllmSpec, base_environment, workers_of
+from invoker.vllm.arguments import VllmSpec, base_environment
 from invoker.vllm.errors import ServerFailed
 from invoker.vllm.forking import VllmZygote
 from invoker.vllm.model_infos import ModelInfos
 from invoker.vllm.server import VllmServer
 from rdmacast.aio.shielded import run_shielded, shielded_stack
 from rdmacast.aio.threads import run_in_thread
+from registry.config.engine_args import workers_of
 from registry.images.adapters import CONFIG, FOLDER, adapters_of, rank_of
 from registry.messages.images import ImageRef
 from registry.messages.node import StartInstance

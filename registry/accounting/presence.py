@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 class Presence:
     """The union of the intervals of one process, and their allocated time, in microseconds.
 
+    Each moment of presence counts once for each of the `gpu_count` accelerators of the process.
+
     Where only those that overlap `[since_us, until_us)` are known, only the presence in it is.
     """
 
     since_us: int | None = None
     until_us: int | None = None
+    gpu_count: int = 1
     intervals: int = 0
     allocated_us: int = 0
     outside_us: int = 0  # the maximum part of it outside the span
@@ -23,7 +26,7 @@ class Presence:
         self.allocated_us += allocated_us
         low_us = from_us if self.since_us is None else max(from_us, self.since_us)
         high_us = to_us if self.until_us is None else max(low_us, min(to_us, self.until_us))
-        self.outside_us += min(allocated_us, to_us - from_us - (high_us - low_us))
+        self.outside_us += min(allocated_us, (to_us - from_us - (high_us - low_us)) * self.gpu_count)
         from_us, to_us = low_us, high_us
         while self._stays and self._stays[-1][1] >= from_us:
             before_from_us, before_to_us = self._stays.pop()
@@ -38,5 +41,5 @@ class Presence:
 
     @property
     def present_us(self) -> int:
-        """The time with at least one interval."""
-        return sum(to_us - from_us for from_us, to_us in self._stays)
+        """The accelerators' time with at least one interval."""
+        return self.gpu_count * sum(to_us - from_us for from_us, to_us in self._stays)

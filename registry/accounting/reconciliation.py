@@ -130,7 +130,8 @@ class Reconciler:
                 self._ended[interval.instance_id] = to_at
             process = interval.node, interval.epoch
             if process not in self._presence:
-                self._presence[process] = Presence(_micros(self.read.since), _micros(self.read.until))
+                span = (_micros(self.read.since), _micros(self.read.until))
+                self._presence[process] = Presence(*span, gpu_count=interval.gpu_count)
             presence = self._presence[process]
             presence.add(micros(interval.from_at), micros(interval.to_at), interval.allocated_us)
         if to_at is not None:
@@ -235,7 +236,8 @@ class Reconciler:
         for process, presence in self._presence.items():
             if process[0] != node:
                 continue
-            over_us, tolerance_us = presence.over_us, presence.intervals * TOLERANCE_US
+            tolerance_us = presence.intervals * TOLERANCE_US * presence.gpu_count
+            over_us = presence.over_us
             if abs(over_us) > tolerance_us and verdict is not BalanceVerdict.WRONG:
                 # The intervals of instances that share a node are cut at different times.
                 waits = node in open_nodes and over_us < 0

@@ -1,6 +1,7 @@
 """Configuration: function.yaml, the options of processes, secrets and emulated devices.
 
 - `command_line`: the command lines of processes, made from Options
+- `devices`: the names of CUDA devices, one or several of a node
 - `emulation`: the names of emulated models and devices
 - `engine_args`: the arguments that a function may give its engine
 - `function_secrets`: the secrets of functions: set, opened, encrypted anew

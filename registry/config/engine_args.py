@@ -5,8 +5,10 @@ addresses or other models are the platform's.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 
 from registry.errors import InvalidRecord
 from registry.records.engine import MAX_ARG_CHARS, MAX_ENGINE_ARGS
@@ -55,6 +57,8 @@ _KEYS = {
 }
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
 _NEGATED = "--no-"
+_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size")
+MAX_PARALLEL = 64  # of each
 
 
 def split_engine_args(text: str) -> tuple[str, ...]:
@@ -91,9 +95,28 @@ def check_vllm_args(args: Sequence[str]) -> tuple[str, ...]:
         checked.append(name + equals + value)
     for number, arg in enumerate(checked):
         name, equals, value = arg.partition("=")
+        given = value if equals else "".join(checked[number + 1 : number + 2])
         if name in _KEYS:
-            _check_keys(name, value if equals else "".join(checked[number + 1 : number + 2]))
+            _check_keys(name, given)
+        if name in _PARALLEL:
+            _check_parallel(name, given)
     return tuple(checked)
+
+
+def workers_of(args: Sequence[str]) -> int:
+    """Return the number of processes that run the model by checked arguments: on GPUs, one each."""
+    sizes: dict[str, int] = {}
+    given = [part for arg in args for part in arg.split("=", 1)]
+    for name, value in pairwise(given):
+        if name in _PARALLEL and value.isdecimal():
+            sizes[name] = max(1, int(value))  # the last one counts
+    return math.prod(sizes.values())
+
+
+def _check_parallel(name: str, value: str) -> None:
+    """Raise InvalidRecord unless the value is plain digits: it decides how many accelerators are reserved."""
+    if not (value.isascii() and value.isdecimal() and len(value) <= 4 and 1 <= int(value) <= MAX_PARALLEL):
+        raise InvalidRecord(f"engine_args: {name} must be from 1 to {MAX_PARALLEL}, not {value[:80]!r}")
 
 
 def _check_keys(name: str, value: str) -> None:

@@ -274,9 +274,11 @@ class Options:
     device: str = flag(
         "--device",
         UP_INVOKER,
-        "Accelerator: auto, cpu, cuda:N or emulated:GPU.",
+        "Accelerator: auto, cpu, cuda:N (cuda:N,M for several GPUs) or emulated:GPU.",
         default="auto",
-        helps={PlatformCommand.UP: "Accelerator: auto, cpu, cuda or emulated:GPU."},
+        helps={
+            PlatformCommand.UP: "Accelerator: auto, cpu, cuda (cudaxN for N GPUs a node) or emulated:GPU."
+        },
     )
     gpu_memory_bytes: int | None = flag(
         "--gpu-memory", UP_INVOKER, "GPU memory per node, such as 2GiB.", SIZE, shown="what fits the device"

@@ -1,4 +1,4 @@
-"""A node: one invoker with one accelerator, and the images in its tiers."""
+"""A node: one invoker with one accelerator or more, and the images in its tiers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,6 +48,7 @@ class NodeRecord:
     `channel` is the address of the gateway-invoker channel and `cast` that of the region server
     (rdmacast), both `tcp://host:port`. `epoch` grows with every start of the node's process, which
     distinguishes late messages of a dead process. Nodes with equal `host` share one host tier.
+    `gpu_count` accelerators belong to each instance on the node (an emulated device counts as one).
     `gpu_largest_free_bytes` is the largest free range of the arena, `gpu_largest_room_bytes` the same if
     images without an instance were evicted (None: not reported).
     `reads_store`: this node can read the cluster's blob store itself. `link_rate_bytes_s` is the configured

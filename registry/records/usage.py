@@ -88,11 +88,12 @@ class CallPart:
 class InstanceInterval:
     """One interval `[from_at, to_at)` that an instance spent in a state (Unix seconds).
 
-    Its accelerator's time, in microseconds, is `busy_us` (requests ran), `loading_us` and `idle_us`: of
-    instances that share an accelerator each moment counts for one kind, and once. A long stay in a state
-    is written as several adjacent intervals; `final` is the last. `calls` divides the busy time among calls
-    and adds up to it. `epoch` is that of the node's process, the clock of which all its intervals use.
-    `earlier_us` is the allocated time before this interval, so that a missing interval is detected.
+    The time of its `gpu_count` accelerators, in microseconds, is `busy_us` (requests ran), `loading_us` and
+    `idle_us`: of instances that share them each moment counts for one kind, and once for each accelerator.
+    A long stay in a state is written as several adjacent intervals; `final` is the last. `calls` divides the
+    busy time among calls and adds up to it. `epoch` is that of the node's process, the clock of which all its
+    intervals use. `earlier_us` is the allocated time before this interval, so that a missing interval is
+    detected.
     """
 
     instance_id: str

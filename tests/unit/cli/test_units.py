@@ -34,6 +34,19 @@ def test_nodes_default_to_the_gpus_else_two() -> None:
     assert settings(nodes=3).host_ids == (None, None, None)
 
 
+def test_nodes_may_have_several_gpus_each() -> None:
+    pairs = settings(gpus=5, device="cudax2")
+    assert (pairs.nodes, pairs.devices) == (2, ("cuda:0,1", "cuda:2,3"))
+    assert settings(gpus=8, device="cudax4", nodes=1).devices == ("cuda:0,1,2,3",)
+    for device, nodes, words in (
+        ("cudax2", 3, "--nodes 3 with 2 GPUs each is more than the 5 GPUs"),
+        ("cudax8", None, "--nodes 1 with 8 GPUs each is more than the 5 GPUs"),
+        ("cudax0", None, "unknown device"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            settings(gpus=5, device=device, nodes=nodes)
+
+
 def test_hosts_are_spread_over_leaf_switches() -> None:
     assert settings(nodes=5, hosts=4, leaves=2).leaves == ("leaf-0", "leaf-0", "leaf-1", "leaf-1", "leaf-0")
     assert settings(nodes=3, link_rate_bytes_s=1, leaves=3).leaves == ("leaf-0", "leaf-1", "leaf-2")

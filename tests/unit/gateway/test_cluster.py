@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from gateway.core.contract import DispatchError, PulledModel, WaitStage
 from gateway.fakes.node import tokens_after
 from registry.errors import NotFound, RemoteError
+from registry.records.engine import EngineKind
 from registry.records.function import Scaling
 from registry.records.node import Tier
-from tests.fixtures.control import ask, make_call, make_version, open_cluster, open_gateway
+from tests.fixtures.control import MIB, ask, make_call, make_version, open_cluster, open_gateway
 from tests.fixtures.patience import PATIENCE_S
 
 
@@ -178,6 +180,34 @@ async def test_ensure_host_copy_joins_what_is_under_way_and_tries_elsewhere() ->
         assert cluster.counts("store_reads") == 1
         assert sum(node.holds(draft.image, Tier.HOST) for node in cluster.nodes.values()) == 1
         await cluster.control.cluster.ensure_host_copy(make_version(image=None))
+
+
+async def test_a_deploy_is_refused_that_no_node_has_the_gpus_for() -> None:
+    args = ("--tensor-parallel-size", "2")
+    version = replace(make_version(), engine=EngineKind.VLLM, engine_args=args)
+    has_vllm = {"engines": tuple(EngineKind), "gpu_bytes": 64 * MIB}
+    async with open_cluster(1, device="cuda:0", **has_vllm) as cluster:
+        with pytest.raises(DispatchError, match="no node has exactly 2") as caught:
+            await cluster.control.cluster.check_model(version)
+        assert (caught.value.code, caught.value.status) == ("unsupported_model", 422)
+        await cluster.add_node("pair", device="cuda:1,2", gpu_count=2, **has_vllm)
+        await cluster.until(lambda: len(list(cluster.control.state_cache.usable_nodes())) == 2)
+        assert await cluster.control.cluster.check_model(version), "the native engine serves first"
+        large = replace(version, image_bytes=65 * MIB)
+        assert not await cluster.control.cluster.check_model(large), "it has no space for that"
+
+
+async def test_an_instance_that_is_divided_among_gpus_is_billed_on_the_node_that_has_them() -> None:
+    args = ("--tensor-parallel-size", "2")
+    has_vllm = {"engines": tuple(EngineKind)}
+    async with open_cluster(1, device="cuda:0", **has_vllm) as cluster:
+        await cluster.add_node("pair", device="cuda:1,2", gpu_count=2, **has_vllm)
+        await cluster.until(lambda: len(list(cluster.control.state_cache.usable_nodes())) == 2)
+        draft = replace(make_version(), engine=EngineKind.VLLM, engine_args=args)
+        version = await cluster.state.create_version(draft, None)
+        await cluster.until(lambda: cluster.control.state_cache.current("f") == version)
+        assigned = (await ask(cluster.control, make_call(version))).assigned
+        assert (assigned.node, assigned.gpu_count) == ("pair", 2)
 
 
 async def test_a_model_is_refused_if_no_node_has_an_engine_for_it() -> None:

@@ -9,12 +9,14 @@ from gateway.cluster.node_space import arena_room
 from gateway.planning.image_sources import ImageHolders, choose_sources, choose_warm
 from gateway.planning.placement import (
     StartCandidate,
+    can_run,
     choose_starts,
     choose_stops,
     start_candidates,
     unschedulable_reason,
 )
-from registry.records.function import FunctionTask
+from registry.records.engine import EngineKind
+from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.instance import InstanceState
 from registry.records.node import NodeRecord, Tier
 from tests.fixtures.control import MIB, digest, make_holding, make_instance, make_node, make_version
@@ -50,6 +52,53 @@ def test_starts_spread_over_hosts_and_skip_full_nodes() -> None:
     ]
     assert {site.host for site in choose_starts(2, places(*nodes))} == {"a", "b"}
     assert len(choose_starts(9, places(*nodes))) == 3
+
+
+def divided(count: int, **changes: object) -> FunctionVersion:
+    args = ("--tensor-parallel-size", str(count)) if count > 1 else ()
+    return replace(make_version(), engine=EngineKind.VLLM, engine_args=args, **changes)  # type: ignore[arg-type]
+
+
+def gpu_node(count: int, first: int = 0, **changes: object) -> NodeRecord:
+    device = "cuda:" + ",".join(map(str, range(first, first + count)))
+    engines = (EngineKind.NATIVE, EngineKind.VLLM)
+    name = f"{count}-gpus-{first}"
+    return make_node(name, device=device, gpu_count=count, engines=engines, host="h", **changes)
+
+
+def test_an_instance_has_as_many_gpus_as_it_computes_with() -> None:
+    nodes = [gpu_node(1), gpu_node(2, 1), gpu_node(4, 3), make_node("cpu", engines=tuple(EngineKind))]
+
+    def able(version: FunctionVersion) -> set[str]:
+        found = start_candidates(
+            version, nodes, used_images={}, reserved_bytes={}, instances={}, loading_hosts=()
+        )
+        assert {site.id for site in found} == {node.id for node in nodes if can_run(version, node)}
+        return {site.id for site in found}
+
+    assert able(make_version()) == able(divided(1)) == {"1-gpus-0", "cpu"}
+    assert able(divided(2)) == {"2-gpus-1", "cpu"}
+    assert able(divided(4)) == {"4-gpus-3", "cpu"}
+    assert able(divided(8)) == {"cpu"}, "any CPU runs any number of processes"
+
+
+def test_why_no_node_has_the_gpus_is_said() -> None:
+    one, two = gpu_node(1), gpu_node(2, 1)
+    assert unschedulable_reason(divided(2), [one, two]) == ""
+    reason = unschedulable_reason(divided(4), [one, two])
+    assert "among 4 GPUs, and no node has exactly 4" in reason and "--device cuda:0,1,2,3" in reason
+    assert "computes with one GPU" in unschedulable_reason(make_version(), [two])
+
+
+def test_a_model_that_only_another_engine_runs_takes_nothing_of_the_arena() -> None:
+    node = gpu_node(2, gpu_bytes=MIB, gpu_free_bytes=0)
+    for native_first, fits in ((False, True), (True, False)):
+        version = divided(2, image_bytes=9 * MIB, native_first=native_first)
+        found = start_candidates(
+            version, [node], used_images={}, reserved_bytes={}, instances={}, loading_hosts=()
+        )
+        assert bool(choose_starts(1, found)) is fits
+        assert (unschedulable_reason(version, [node]) == "") is fits
 
 
 def test_idle_images_give_up_their_room() -> None:

@@ -9,26 +9,39 @@ from invoker.metering.accounts import split_time
 from invoker.metering.intervals import MAX_PARTS
 from invoker.metering.meter import GpuMeter
 from invoker.metering.replay import replay
+from registry.accounting.presence import Presence
+from registry.accounting.reconciliation import micros
 from registry.records.instance import InstanceState
 from tests.fixtures.meter import ORIGIN_S, World, paid
 
 Operations = st.lists(st.tuples(st.integers(0, 10), st.integers(0, 7), st.integers(0, 100_003)), max_size=60)
 
 
-@given(Operations)
+GpuCounts = st.sampled_from([1, 2, 3, 8])
+
+
+@given(Operations, GpuCounts)
 @settings(max_examples=150)
-def test_all_time_is_given_once_whatever_happens(operations: list[tuple[int, int, int]]) -> None:
-    world = World(rotate_every=7)
+def test_all_time_is_given_once_whatever_happens(
+    operations: list[tuple[int, int, int]], gpu_count: int
+) -> None:
+    world = World(rotate_every=7, gpu_count=gpu_count)
     for operation in operations:
         world.do(*operation)
     world.finish()
     world.books.check(world.allocated_us)
+    assert {one.gpu_count for one in world.books.intervals.values()} <= {gpu_count}
+    records = (world.books.intervals.values(), world.books.lost.values())
+    presence = Presence(gpu_count=gpu_count)
+    for one in sorted(records[0], key=lambda one: one.to_at):
+        presence.add(micros(one.from_at), micros(one.to_at), one.allocated_us)
+    assert abs(presence.over_us) <= gpu_count * 4 * max(1, presence.intervals)
 
 
-@given(Operations)
+@given(Operations, GpuCounts)
 @settings(max_examples=25)
-def test_every_prefix_of_a_journal_adds_up(operations: list[tuple[int, int, int]]) -> None:
-    world = World(rotate_every=1_000_000)
+def test_every_prefix_of_a_journal_adds_up(operations: list[tuple[int, int, int]], gpu_count: int) -> None:
+    world = World(rotate_every=1_000_000, gpu_count=gpu_count)
     for operation in operations[:30]:
         world.do(*operation)
     data, marks = world.tape.data, world.tape.marks

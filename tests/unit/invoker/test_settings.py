@@ -1,10 +1,12 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from invoker.base.errors import SettingsError
-from invoker.device import DeviceFacts, default_arena_bytes, detect_device, slug
+from invoker.device import DeviceFacts, alike, default_arena_bytes, detect_device, slug
 from invoker.settings import parse_settings
+from registry.config.devices import gpu_indices
 
 SECRET = {"HYPERCAST_CLUSTER_SECRET": "x" * 32}
 LEAST = ["--redis-url", "unix:///tmp/r.sock"]
@@ -75,6 +77,33 @@ def test_help_has_examples(capsys) -> None:
 def test_addresses(listen: str) -> None:
     settings = parse_settings([*LEAST, "--listen", listen], SECRET)
     assert settings.listen_host == listen.replace("[", "").split("]")[0].removesuffix(":80")
+
+
+def test_a_node_has_one_gpu_or_several() -> None:
+    for device, indices in (("cuda", (0,)), ("cuda:3", (3,)), ("cuda:2,0", (2, 0)), ("cpu", ())):
+        assert gpu_indices(parse_settings([*LEAST, "--device", device], SECRET).device) == indices
+    for device in (
+        "cuda:",
+        "cuda:0,",
+        "cuda:0,0",
+        "cuda:x",
+        "cuda0",
+        "cuda:" + ",".join(map(str, range(65))),
+    ):
+        with pytest.raises(SettingsError, match="--device"):
+            parse_settings([*LEAST, "--device", device], SECRET)
+
+
+def test_the_gpus_of_a_node_are_alike() -> None:
+    gpus = [
+        DeviceFacts(device=f"cuda:{index}", gpu_type="nvidia-h200", memory_bytes=100, free_bytes=90 - index)
+        for index in (2, 5)
+    ]
+    node = alike(gpus)
+    assert (node.device, node.gpu_count, node.free_bytes) == ("cuda:2,5", 2, 88)
+    assert alike(gpus[:1]) == gpus[0]
+    with pytest.raises(SettingsError, match="cuda:2 is a nvidia-h200, cuda:5 a nvidia-l4"):
+        alike([gpus[0], replace(gpus[1], gpu_type="nvidia-l4")])
 
 
 def test_device_facts_and_default_sizes() -> None:

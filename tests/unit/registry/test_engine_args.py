@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.config.engine_args import VLLM_ARGS, check_vllm_args, split_engine_args
+from registry.config.engine_args import VLLM_ARGS, check_vllm_args, split_engine_args, workers_of
 from registry.config.function_yaml import parse_function_yaml
 from registry.errors import InvalidRecord
 from registry.records.engine import MAX_ENGINE_ARGS, EngineKind
@@ -42,6 +42,13 @@ def test_arguments_as_on_a_command_line() -> None:
         ["--structured-outputs-config", '{"reasoning_parser_plugin": "/x.py"}'],
         ["--structured-outputs-config=3"],
         ["--structured-outputs-config"],
+        ["--tensor-parallel-size", "+2"],
+        ["--tensor-parallel-size=0"],
+        ["--tensor_parallel_size", "-1"],
+        ["-tp", "2_0"],
+        ["-pp=\u0662"],
+        ["-pp", "65"],
+        ["--pipeline-parallel-size"],
         ["4096"],
     ],
 )
@@ -59,8 +66,24 @@ def test_there_are_not_too_many() -> None:
         split_engine_args("--seed '")
 
 
-# The value of the other one is checked, too.
-FLAGS = st.sampled_from(sorted(VLLM_ARGS - {"--structured-outputs-config"}))
+@pytest.mark.parametrize(
+    ("args", "workers"),
+    [
+        ([], 1),
+        (["--max-model-len", "8"], 1),
+        (["-tp", "4"], 4),
+        (["--tensor_parallel_size=2", "--seed", "3", "-pp", "4"], 8),
+        (["-tp=8", "--tensor-parallel-size", "2"], 2),  # the last one counts, as in vLLM
+        (["-tp", "2", "-tp", "008"], 8),
+    ],
+)
+def test_a_model_is_divided_among_processes(args: list[str], workers: int) -> None:
+    assert workers_of(check_vllm_args(args)) == workers
+
+
+# The values of the others are checked, too.
+CHECKED = {"--structured-outputs-config", "--tensor-parallel-size", "--pipeline-parallel-size"}
+FLAGS = st.sampled_from(sorted(VLLM_ARGS - CHECKED))
 VALUES = st.sampled_from(["1", "-1", "-0.5", "auto", "a_b", "{}", "/etc", ""])
 
 

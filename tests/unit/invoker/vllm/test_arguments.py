@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from invoker.vllm.arguments import VllmSpec, server_command, server_environment, workers_of
+from invoker.vllm.arguments import VllmSpec, server_command, server_environment
 
 SPEC = VllmSpec(
     python=Path("/venv/bin/python"),
@@ -74,10 +74,11 @@ def test_no_secret_is_inherited() -> None:
     for visible, name in ((None, "3"), ("", "3"), ("4, 5,6,7", "7"), ("4", "3"), ("a,b,c,GPU-d", "GPU-d")):
         given = node if visible is None else {**node, "CUDA_VISIBLE_DEVICES": visible}
         assert server_environment(replace(SPEC, device="cuda:3"), given)["CUDA_VISIBLE_DEVICES"] == name
+    for visible, names in ((None, "1,3"), ("4,5,6,7", "5,7"), ("a,GPU-b,c,GPU-d", "GPU-b,GPU-d")):
+        given = node if visible is None else {**node, "CUDA_VISIBLE_DEVICES": visible}
+        assert server_environment(replace(SPEC, device="cuda:1,3"), given)["CUDA_VISIBLE_DEVICES"] == names
 
 
 def test_a_server_has_a_process_for_each_part_of_its_model() -> None:
-    assert workers_of(()) == workers_of(("--max-model-len", "8", "--tensor-parallel-size")) == 1
-    assert workers_of(("--tensor-parallel-size=2", "--seed", "3", "--pipeline-parallel-size", "4")) == 8
     halves = replace(SPEC, arguments=("--tensor-parallel-size", "2"))
     assert server_environment(halves, {})["VLLM_CPU_KVCACHE_SPACE"] == "2"

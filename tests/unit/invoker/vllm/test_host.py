@@ -28,7 +28,7 @@ IMAGE = image_of(len(HEADER).to_bytes(8, "little") + HEADER.ljust(64 * KIB - 8, 
 
 
 @contextmanager
-def host_of(folder: Path, python: Path) -> Iterator[VllmHost]:
+def host_of(folder: Path, python: Path, device: str = "cpu") -> Iterator[VllmHost]:
     tier = HostTier(folder / "shm" / "h0", 100 * KIB)
     for name in ("scratch", "models"):
         (folder / name).mkdir()
@@ -36,7 +36,7 @@ def host_of(folder: Path, python: Path) -> Iterator[VllmHost]:
     yield VllmHost(
         python=python,
         memory_bytes=1 << 30,
-        device="cpu",
+        device=device,
         scratch_dir=folder / "scratch",
         folders=folders,
         attach=folder / "attach.sock",
@@ -64,6 +64,22 @@ async def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
             with pytest.raises(InvalidRecord, match="r must be"):
                 await host.start(request, make_image("a", KIB).ref(), lambda _: None)
         assert not left_in(tmp_path)
+
+
+async def test_a_server_sees_the_gpus_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-b,6,GPU-d")
+    python, lines = tmp_path / "python", list[str]()
+    python.write_text('#!/bin/sh\necho "sees $CUDA_VISIBLE_DEVICES: $*"\n')
+    python.chmod(0o755)
+    request = start_request(
+        "i", None, assets={"config.json": b"{}"}, engine_args=("--tensor-parallel-size", "2")
+    )
+    with host_of(tmp_path, python, "cuda:1,3") as host:
+        server = await host.start(request, make_image("a", KIB).ref(), lines.append)
+        await server.ended.wait()
+        await server.aclose()
+    (line,) = (line for line in lines if line.startswith("sees"))
+    assert line.startswith("sees GPU-b,GPU-d: ") and line.endswith("--tensor-parallel-size 2")
 
 
 async def test_a_server_that_ends_leaves_nothing(tmp_path: Path) -> None:
