@@ -18,7 +18,6 @@ example:
 """
 
 import argparse
-import os
 import tempfile
 import threading
 import time
@@ -144,7 +143,7 @@ def _host_tier(descriptors: Path) -> Path:
     """Return the folder of the host tier that a node's process has joined. Raises PlatformStateError."""
     for entry in descriptors.iterdir():
         with suppress(FileNotFoundError):
-            path = Path(os.readlink(entry))
+            path = entry.readlink()
             if path.name == USERS:
                 return path.parent
     raise PlatformStateError(f"{descriptors}: no host tier is open")
@@ -165,7 +164,7 @@ def memory_file_bytes(descriptors: Path) -> int:
     found = {}
     for entry in descriptors.iterdir():
         with suppress(FileNotFoundError):
-            if os.readlink(entry).startswith("/memfd:"):
+            if str(entry.readlink()).startswith("/memfd:"):
                 stat = entry.stat()
                 found[stat.st_ino] = stat.st_blocks * _BLOCK_BYTES
     return sum(found.values())

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.no_server import EmptyArena
 from invoker.base.counters import Counters
 from invoker.host_tier.tier import HostTier
 from invoker.loading.image_checks import ImageChecks
+from invoker.loading.image_copies import ImageCopies, ImageCopy
 from rdmacast.aio.groups import cancel_and_wait
 from registry.errors import RemoteError
 from registry.images.verify import unit_checksums
@@ -99,16 +101,17 @@ class CheckedTier:
 
     def __init__(self, tier: HostTier) -> None:
         self.tier = tier
-        self.checks = ImageChecks(tier, Counters(), settle_s=SETTLE_S)
-        self.rejected: list[tuple[str, int]] = []
+        self.checks = ImageChecks(tier, ImageCopies(tier, EmptyArena()), Counters(), settle_s=SETTLE_S)
+        self.rejected: list[tuple[str, ImageCopy]] = []
 
     async def rejects(self) -> None:
         """Run the checks until one rejects an image."""
         done = asyncio.Event()
 
-        async def reject(image: str, inode: int) -> None:
-            self.tier.discard(image, inode)
-            self.rejected.append((image, inode))
+        async def reject(image: str, copy: ImageCopy) -> None:
+            assert isinstance(copy, int)
+            self.tier.discard(image, copy)
+            self.rejected.append((image, copy))
             done.set()
 
         running = asyncio.create_task(self.checks.run(lambda: False, reject))
