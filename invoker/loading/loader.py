@@ -174,7 +174,7 @@ class ImageLoader:
         self, ref: ImageRef, manifest: Manifest, place: ArenaPlace, progress: Progress
     ) -> AsyncIterator[ImageLoad]:
         """Load the image into its place, and serve it from there if it is whole."""
-        peers, source = self._peers(ref)
+        peers, source = self._peers(ref, shares_tier=False)
         async with arena_load(ref, manifest, place, peers, source, self._fetches, progress) as load:
             if not place.is_whole:
                 yield load
@@ -283,13 +283,14 @@ class ImageLoader:
         finally:
             region.peer_load_ended()
 
-    def _peers(self, ref: ImageRef) -> tuple[list[ImageHolder], str]:
+    def _peers(self, ref: ImageRef, *, shares_tier: bool) -> tuple[list[ImageHolder], str]:
         """Return the peers to load an image from, and the source that is shown at first."""
-        peers = choose_peers(ref.holders, node=self._sources.node, host=self._sources.host)
+        sources = self._sources
+        peers = choose_peers(ref.holders, node=sources.node, host=sources.host, shares_tier=shares_tier)
         return peers, node_origin(peers[0].node) if peers else "store" if self.reads_store else ""
 
     def _start_load(self, ref: ImageRef, manifest: Manifest, writer: ImageWriter) -> HostLoad:
-        peers, source = self._peers(ref)
+        peers, source = self._peers(ref, shares_tier=True)
         # Late binding: the load is constructed from its target.
         target = PartialImage(writer, manifest, lambda nbytes: self._on_progress(load, nbytes))
         load = HostLoad(peers, source, target, writer)
