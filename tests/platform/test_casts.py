@@ -104,9 +104,7 @@ def bytes_are_right(five: Platform, count: int = NODES) -> None:
     """So many hosts hold the image, byte by byte; what is in arenas is copied to host memory."""
     digest = casts(five)[0].record.image
     in_memory = [
-        node["id"]
-        for node in five.nodes()
-        if f"{MODEL}:1" in {*node["tiers"]["host"], *node["tiers"]["gpu"]}
+        node["id"] for node in five.nodes() if f"{MODEL}:1" in {*node["tiers"]["host"], *node["tiers"]["gpu"]}
     ]
     for node in in_memory:
         five.run("warm", MODEL, "--on", node)
