@@ -51,7 +51,8 @@ class ArenaWriter:
         return self._place.arena.lend(self.region, offset - self._place.start, nbytes)
 
     async def keep(self, offset: int, view: memoryview) -> None:
-        await run_in_thread(self._place.arena.fill, self.region, offset - self._place.start, view)
+        if not self._place.arena.in_place:
+            await run_in_thread(self._place.arena.fill, self.region, offset - self._place.start, view)
 
     @asynccontextmanager
     async def staged(self, offset: int, nbytes: int) -> AsyncIterator[memoryview]:

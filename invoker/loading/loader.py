@@ -161,11 +161,12 @@ class ImageLoader:
     async def _begin_in_arena(self, image: str, place: ArenaPlace) -> asyncio.Event | None:
         """Return the end of a new load into the arena; None if the host tier has or receives the image."""
         async with self._entering.setdefault(image, asyncio.Lock()):
+            while (earlier := self._into_arena.get(image)) is not None:  # of a copy that was rejected
+                await earlier.wait()
             if image in self._loads or await run_in_thread(self._tier.has_file, image):
                 return None
             ended = asyncio.Event()
             if place.is_whole:
-                assert image not in self._into_arena, f"{image} is arriving in the arena already"
                 self._into_arena[image] = ended
             return ended
 

@@ -71,6 +71,11 @@ class Arena(Protocol):
         """Return how many such copies run at once."""
         ...
 
+    @property
+    def in_place(self) -> bool:
+        """Return whether `fill` has nothing to do: lent memory is the region's own."""
+        ...
+
     def reserve(self, nbytes: int, *, at_end: bool = False) -> Region:
         """Reserve a region, the lowest or the highest. Raises OutOfDeviceMemory, with the free sizes."""
         ...
@@ -109,6 +114,7 @@ class SpanArena:
 
     copy_bytes = COPY_CHUNK_BYTES
     copies_in_flight = _COPIES_IN_FLIGHT
+    in_place = False
 
     def __init__(self, device: str, capacity_bytes: int, base: int, memory: memoryview | None) -> None:
         self.device = device
@@ -191,6 +197,8 @@ class CpuArena(HostArena):
     A background thread pre-faults pages, so that neither the node's start nor an instance's first copy waits
     for them; a copy faults what is missing.
     """
+
+    in_place = True
 
     def __init__(self, capacity_bytes: int) -> None:
         self._mapping = mmap.mmap(-1, max(mmap.PAGESIZE, capacity_bytes))
