@@ -9,7 +9,9 @@ all-copies  hosts keep them (`--served-copies`)
 
 `seconds` are those of the starts, from the order until all instances are ready; `mean_copies` is the integral
 of host bytes from the first order of the last round until the end, divided by that time and by the size of
-the image; `limit_copies` is the one copy that the cluster keeps.
+the image; `limit_copies` is the one copy that the cluster keeps. `peak_copies` is the most that a host which
+starts from another one had at any moment of a start in its host tier and in memory files of its process,
+complete or not, in sizes of the image; its limit is none.
 
 example:
   python -m benchmarks.host_copies --minutes 10 --rounds 3 --json host-copies.json
@@ -20,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from benchmarks.harness.random_llama import write_random_llama
 from benchmarks.harness.records import Record, Recording, chosen, describe_run, recording, timed
 from benchmarks.trace.measures import integral
 from benchmarks.trace.watch import UsageMonitor, UsageSample
+from invoker.host_tier.folder import PART, USERS
 
 _NAME = "served"
 _TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
@@ -45,6 +48,8 @@ _CONTENDERS = {"hypercast": (), "all-copies": ("--served-copies", UNLIMITED)}
 _PATIENCE_S = 120.0
 _PAUSE_S = 0.05
 _CALL_EVERY_S = 0.5
+_SAMPLE_S = 0.01
+_BLOCK_BYTES = 512  # of st_blocks
 _PROMPT = [1, 2, 3, 4]
 
 
@@ -65,13 +70,15 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
 
 def _run(name: str, platform: LocalPlatform, model: Path, args: argparse.Namespace, common: Record) -> Record:
     deployed = platform.json("deploy", str(model), "--name", _NAME, "--keep-alive", "24h")
-    seconds, nbytes = [], int(deployed["bytes"])
+    seconds, nbytes, peak_bytes = [], int(deployed["bytes"]), 0
     with UsageMonitor(f"unix://{platform.data / 'redis.sock'}") as monitor:
         for turn in range(args.rounds):
             _leave_one_copy(platform, monitor, nbytes)
-            started_s = time.monotonic()
-            platform.command("scale", _NAME, "--instances", str(args.nodes), "--wait")
-            seconds.append(time.monotonic() - started_s)
+            with _peaks(platform) as peaks:
+                started_s = time.monotonic()
+                platform.command("scale", _NAME, "--instances", str(args.nodes), "--wait")
+                seconds.append(time.monotonic() - started_s)
+            peak_bytes = max(peak_bytes, *peaks)
             say(f"{name}: start {turn + 1} of {args.rounds} took {seconds[-1]:.2f} s")
         with _calls(platform) as answered:
             ends_s = started_s + 60 * args.minutes
@@ -79,7 +86,12 @@ def _run(name: str, platform: LocalPlatform, model: Path, args: argparse.Namespa
                 say(f"{name}: {left_s:.0f} s left, {monitor.samples[-1].host_bytes / nbytes:.1f} host copies")
                 time.sleep(min(left_s, 10.0))
     copies = mean_copies(monitor.samples, nbytes, started_s, ends_s)
-    figures = {"mean_copies": copies, "limit_copies": 1.0, "calls": len(answered)}
+    figures = {
+        "mean_copies": copies,
+        "limit_copies": 1.0,
+        "peak_copies": peak_bytes / nbytes,
+        "calls": len(answered),
+    }
     return timed(name, {**common, "image_bytes": nbytes}, seconds, **figures)
 
 
@@ -102,6 +114,60 @@ def _leave_one_copy(platform: LocalPlatform, monitor: UsageMonitor, nbytes: int)
         if not latest.allocated and latest.host_bytes > nbytes:
             platform.command("evict", _NAME)
         time.sleep(_PAUSE_S)
+
+
+@contextmanager
+def _peaks(platform: LocalPlatform) -> Iterator[list[int]]:
+    """Yield the most bytes of each host that had no copy before the block, as sampled inside."""
+    nodes: list[dict[str, Any]] = platform.json("nodes")
+    processes = [Path(f"/proc/{node['pid']}/fd") for node in nodes if not node["tiers"]["host"]]
+    places = [(_host_tier(process), process) for process in processes]
+    peaks = [0] * len(places)
+    stop = threading.Event()
+
+    def sample() -> None:
+        while not stop.wait(_SAMPLE_S):
+            for index, (tier, process) in enumerate(places):
+                peaks[index] = max(peaks[index], tier_bytes(tier) + memory_file_bytes(process))
+
+    thread = threading.Thread(target=sample, name="peaks")
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _host_tier(descriptors: Path) -> Path:
+    """Return the folder of the host tier that a node's process has joined. Raises PlatformStateError."""
+    for entry in descriptors.iterdir():
+        with suppress(FileNotFoundError):
+            path = entry.readlink()
+            if path.name == USERS:
+                return path.parent
+    raise PlatformStateError(f"{descriptors}: no host tier is open")
+
+
+def tier_bytes(folder: Path) -> int:
+    """Return the memory of the images of a host tier, complete or not."""
+    total = 0
+    for path in folder.iterdir():
+        if path.suffix in ("", PART):
+            with suppress(FileNotFoundError):
+                total += path.stat().st_blocks * _BLOCK_BYTES
+    return total
+
+
+def memory_file_bytes(descriptors: Path) -> int:
+    """Return the memory of the files in memory that a process has open."""
+    found = {}
+    for entry in descriptors.iterdir():
+        with suppress(FileNotFoundError):
+            if str(entry.readlink()).startswith("/memfd:"):
+                stat = entry.stat()
+                found[stat.st_ino] = stat.st_blocks * _BLOCK_BYTES
+    return sum(found.values())
 
 
 def _on_accelerators(platform: LocalPlatform) -> bool:
@@ -146,7 +212,8 @@ def show(row: Record) -> str:
     """Format a record as one line."""
     return (
         f"{row['name']:11} {row['mean_copies']:5.2f} host copies  "
-        f"all instances ready after {row['median_s']:.2f} s  {row['calls']} calls"
+        f"all instances ready after {row['median_s']:.2f} s  "
+        f"at most {row['peak_copies']:.2f} on a host during a start  {row['calls']} calls"
     )
 
 

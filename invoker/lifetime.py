@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 from invoker.assembly.node import assemble
-from invoker.assembly.setup import NodeSetup
+from invoker.assembly.setup import MakeArena, NodeSetup
 from invoker.engine.factory import EngineFactory
 from invoker.loading.fetch_order import LoadSources
 from invoker.publisher import BACKOFF_S, Publisher
@@ -34,10 +34,11 @@ async def run_node(
     stop: asyncio.Event,
     clock: Clock | None = None,
     limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
+    make_arena: MakeArena | None = None,
 ) -> None:
     """Run a node until `stop` is set; then drain, leave the cluster and return.
 
-    It loads images from what `limit_sources` returns for its sources.
+    It loads images from what `limit_sources` returns for its sources, into the arena of `make_arena`, if any.
 
     Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
     it cannot start.
@@ -56,6 +57,7 @@ async def run_node(
             clock=clock or SystemClock(),
             channel_tls=open_tls(settings.tls.channel, "channels"),
             limit_sources=limit_sources,
+            make_arena=make_arena,
         )
         node, publisher, channel = await assemble(setup, stack)
         log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)

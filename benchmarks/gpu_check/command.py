@@ -10,7 +10,7 @@ tokens     each decoder family in float32 and bfloat16, by Hugging Face's layers
 speed      tokens per second at batch 1, 8 and 32 of a random 8B Llama in bfloat16, eager and as CUDA graphs,
            beside transformers' generate and the limit: the measured memory rate over the weights that a
            decode step reads
-copies     an image from the host tier to the arena, page-locked and not, beside one plain copy
+copies     an image from the host tier to the arena, through page-locked memory and not, beside one plain copy
 start      an instance started by the node's own code, by phase: from the host tier, and hot
 ipc        another process's arena read in place, by CUDA IPC
 integrity  the arena's regions are disjoint and keep their bytes; torch reads them in place

@@ -43,7 +43,7 @@ def main(socket: str, rank: int, index: int, path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         arena = CudaArena(index, len(content))
         with memoryview(content) as view:
-            arena.copy_in(arena.reserve(len(view)), 0, view)
+            arena.fill(arena.reserve(len(view)), 0, view)
     exported = ExportedArena(base=arena.base, handle=CupyDriver(index).export(arena.base))
     serve(socket, MemberHello(rank=rank), PROTOCOL, lambda order: exported)
     arena.close()

@@ -97,6 +97,7 @@ def _request(model: RandomModel, content: np.ndarray, dtype: str) -> StartInstan
             nbytes=manifest.nbytes,
             manifest_bytes=encoded,
         ),
+        host_copy=True,
     )
 
 
@@ -170,14 +171,18 @@ def _dependencies(arena: Arena, tier: HostTier, content: np.ndarray, scratch: Pa
     """Return a node's dependencies; images missing from the host tier come from `content`."""
     clock = SystemClock()
     device_cache = DeviceCache(arena, _KEPT_S, clock, lambda: None, lambda _: None)
+
+    def read(offset: int, into: memoryview) -> None:
+        into[:] = content.data[offset : offset + len(into)]
+
     sources = LoadSources(
         node="gpu-check",
         host="gpu-check",
         store=None,
         casts=None,
-        device_buffer=lambda image: content.data,
+        arena_reader=lambda image: read,
     )
-    published = PublishedImages(NullRegionServer(), tier, device_cache.buffer)
+    published = PublishedImages(NullRegionServer(), tier, device_cache)
     loader = ImageLoader(sources, tier, published, Counters(), lambda: None)
     return InstanceContext(
         arena=arena,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.harness.arenas import copy_seconds, make_arena
-from benchmarks.harness.no_server import NullRegionServer
+from benchmarks.harness.no_server import EmptyArena, NullRegionServer
 from benchmarks.load.limits import COLD, WARM, LoadMethod, copy_limits
 from benchmarks.load.weights import StoredWeights
 from invoker.base.counters import Counters
@@ -41,9 +41,9 @@ def make_loader(tier: HostTier, store: LocalStore) -> ImageLoader:
         host="bench",
         store=StoreAccess(store=store, label="disk"),
         casts=None,
-        device_buffer=lambda image: None,
+        arena_reader=lambda image: None,
     )
-    published = PublishedImages(NullRegionServer(), tier, lambda image: None)
+    published = PublishedImages(NullRegionServer(), tier, EmptyArena())
     return ImageLoader(sources, tier, published, Counters(), lambda: None)
 
 
@@ -140,13 +140,7 @@ def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Itera
         region, kv = arena.reserve(manifest.nbytes), arena.reserve(kv_bytes)
 
         def copied() -> float:
-            with arena.pinned(mapping.view):
-                return asyncio.run(copy_seconds(arena, region, mapping.view))
-
-        def pinned_and_copied() -> float:
-            started_s = time.perf_counter()
-            copied()
-            return time.perf_counter() - started_s
+            return asyncio.run(copy_seconds(arena, region, mapping.view))
 
         def bound() -> float:
             started_s = time.perf_counter()
@@ -155,17 +149,15 @@ def device_methods(weights: StoredWeights, tier: HostTier, device: str) -> Itera
             engine.close()
             return seconds
 
-        copies = [LoadMethod(name="hypercast", path="host-device", mode="arena", run=copied)]
+        copy = LoadMethod(name="hypercast", path="host-device", mode="arena", run=copied)
         if device == "cpu":
             assert region.buffer is not None
             limits = copy_limits(
                 np.frombuffer(mapping.view, np.uint8), np.frombuffer(region.buffer, np.uint8)
             )
         else:
-            mode = "pin-and-copy"
-            copies.append(LoadMethod(name="hypercast", path="host-device", mode=mode, run=pinned_and_copied))
             limits = [_cuda_limit(manifest.nbytes, device)]
-        yield [*copies, *limits, LoadMethod(name="hypercast", path="bind", mode="engine", run=bound)]
+        yield [copy, *limits, LoadMethod(name="hypercast", path="bind", mode="engine", run=bound)]
         del limits
     finally:
         mapping.close()

@@ -103,6 +103,7 @@ class NodeCalls:
             controller_incarnation=fence.incarnation,
             live=action.live,
             first_layer=action.first_layer,
+            host_copy=action.host_copy,
             secrets=await self._secrets(version),
             engine=version.engine,
             engine_args=version.engine_args,

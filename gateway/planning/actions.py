@@ -15,8 +15,8 @@ class StartAction:
     """Start `instance_id` of `version` on `node`; its bytes come by `cast`, `holders`, disk or store.
 
     `room_bytes` is the arena space that the plan assumed. A `live` start may be a stage of a pipeline while
-    it loads; from host memory it loads the layers from `first_layer` on first. A member of a `group` loads
-    its own layers only.
+    it loads; from host memory it loads the layers from `first_layer` on first. With a `host_copy` it loads
+    into host memory first. A member of a `group` loads its own layers only.
     """
 
     instance_id: str
@@ -28,6 +28,7 @@ class StartAction:
     cast: CastRecord | None = None
     live: bool = False
     first_layer: int = 0
+    host_copy: bool = False
     group: InstanceGroup | None = None
 
     @property

@@ -28,11 +28,9 @@ class DeliveryNodes:
 
     @property
     def sources(self) -> tuple[NodeRecord, ...]:
-        """Nodes with a complete copy that every node can read."""
+        """Nodes with a complete copy in memory, of the host or of an accelerator."""
         return tuple(
-            node
-            for node in self.holders
-            if self.holds_host(node) or (node.gives_from_arena and tier_of(node, self.image) is Tier.GPU)
+            node for node in self.holders if self.holds_host(node) or tier_of(node, self.image) is Tier.GPU
         )
 
     def holds_host(self, node: NodeRecord) -> bool:
@@ -40,19 +38,10 @@ class DeliveryNodes:
 
     @property
     def loader(self) -> NodeRecord | None:
-        """The target that loads the image by itself if there is no source and no arriving node.
-
-        It reads the store or the memory of a GPU, preferably on the host of that GPU.
-        """
+        """The target that reads the disk or the store if there is no source and no arriving node."""
         if self.sources or self.arriving:
             return None
-        gpus = {node.host for node in self.holders if tier_of(node, self.image) is Tier.GPU}
-        able = [
-            node
-            for node in self.targets
-            if node.id in self.readers or (gpus and tier_of(node, self.image) is not Tier.GPU)
-        ]
-        return min(able, key=lambda node: node.host not in gpus, default=None)
+        return next((node for node in self.targets if node.id in self.readers), None)
 
 
 def split_targets(scene: DeliveryNodes) -> tuple[list[NodeRecord], dict[str, ImageHolder]]:

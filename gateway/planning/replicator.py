@@ -2,11 +2,13 @@
 
 Every image of a current version has one pinned copy in the cluster's host memory, unless all its functions
 have `host_copies: 0`. The host evicts it after all others; `image_owners` chooses the host. Starts that would
-evict pinned copies wait until other hosts own these.
+evict pinned copies wait until other hosts own these. A start makes a copy only where one is to be kept, or
+shared by several starts of its host; else the image arrives in the accelerator's memory.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.cluster.backoff import BackoffTable
 from gateway.cluster.node_space import holds, host_room_bytes
@@ -94,6 +96,7 @@ class Replicator:
             kept=kept_images(state_cache),
         )
         self._backoff.expire(now)
+        self._choose_host_copies(step)
         owners = self._assign_owners(step)
         for image in step.current:
             if image in owners:
@@ -105,6 +108,39 @@ class Replicator:
     def failed(self, image: str, node: str, now: float) -> None:
         """Record a failed prefetch or drop: other nodes are tried first."""
         self._backoff.failed(image, node, now)
+
+    # --- starts
+
+    def _choose_host_copies(self, step: _CopyStep) -> None:
+        """Choose the starts that bring the image into host memory, from where their node copies it."""
+        starts = _starts_without_copy(step)
+        on_host = Counter((start.version.image, node.host) for start, node in starts)
+        unpinned: Counter[str] = Counter()
+        for copies in step.copies.values():
+            unpinned.update({host: copy.nbytes for host, copy in copies.items() if not copy.pinned})
+        first = self._first_copies(starts, step)
+        for start, node in starts:
+            nbytes, image = start.version.image_bytes, start.version.image
+            fits = unpinned[node.host] + nbytes <= self._served_copies_bytes
+            shared = on_host[image, node.host] > 1
+            wanted = start.instance_id in first or shared or fits
+            if start.version.engine is not EngineKind.NATIVE or (wanted and nbytes <= node.host_bytes):
+                unpinned[node.host] += nbytes if fits else 0
+                place = step.plan.actions.index(start)
+                step.plan.actions[place] = replace(start, host_copy=True)
+
+    def _first_copies(self, starts: Sequence[tuple[StartAction, NodeRecord]], step: _CopyStep) -> set[str]:
+        """Return the starts that make the only copy of an image of which one is kept."""
+        found: dict[str, StartAction] = {}
+        starting = {node.id for _, node in starts}
+        for start, _ in starts:
+            image = start.version.image
+            if image is None or image not in step.kept or step.copies.get(image):
+                continue
+            loading = {node.id for node in self._planner.loading(step.cache, image)}
+            if not loading - starting and (image not in found or not start.holders):
+                found[image] = start
+        return {start.instance_id for start in found.values()}
 
     # --- owners
 
@@ -125,12 +161,11 @@ class Replicator:
                 break
             limits = {host: limit for host, limit in limits.items() if host not in excess}
         self._waiting = {host: self._waiting.get(host, step.now) for host in limits}
-        for start in _starts_without_copy(step):
-            host = step.cache.node(start.node)
-            if host is not None and host.record.host in limits:
+        for start, node in _starts_without_copy(step):
+            if start.host_copy and node.host in limits:
                 step.plan.actions.remove(start)
                 self._planner.cancel_start(start.instance_id)
-                step.plan.replan_at(self._waiting[host.record.host] + _RELIEF_S)
+                step.plan.replan_at(self._waiting[node.host] + _RELIEF_S)
         return owners
 
     def _owned_image(self, image: str, version: FunctionVersion, step: _CopyStep) -> OwnedImage:
@@ -165,10 +200,10 @@ class Replicator:
     def _relief_limits(self, step: _CopyStep) -> dict[str, int]:
         """Return by host how many bytes it may own so that this step's starts evict no pinned copy."""
         needed: dict[str, dict[str, int]] = {}
-        for start in _starts_without_copy(step):
-            entry, image = step.cache.node(start.node), start.version.image
-            if entry is not None and image is not None and entry.record.host in step.hosts:
-                needed.setdefault(entry.record.host, {})[image] = start.version.image_bytes
+        for start, node in _starts_without_copy(step):
+            image = start.version.image
+            if start.host_copy and image is not None and node.host in step.hosts:
+                needed.setdefault(node.host, {})[image] = start.version.image_bytes
         limits = {}
         for host, images in needed.items():
             node = step.hosts[host][0]
@@ -313,8 +348,8 @@ class Replicator:
         """Drop host copies that are not pinned, and not the last one of an image that is kept.
 
         Those that nobody uses are dropped after a while. Those of which the accelerators of the host have a
-        copy that all peers can read (BlitzScale §5.3) are dropped at once, least recently used first, until
-        the rest fits what a host may keep of them.
+        copy, which peers read (BlitzScale §5.3), are dropped at once, least recently used first, until the
+        rest fits what a host may keep of them.
         """
         uses = self._uses(step)
         arriving = self._arriving(step)
@@ -359,7 +394,6 @@ class Replicator:
                 found[place] = found.get(place, True) and (
                     version.engine is EngineKind.NATIVE
                     and instance.state in (InstanceState.READY, InstanceState.DRAINING)
-                    and entry.record.gives_from_arena
                     and holds(entry.record, version.image, Tier.GPU)
                 )
         return found
@@ -397,13 +431,15 @@ def _keep_s(image: str, step: _CopyStep) -> float:
     return max(keep_s, default=_UNKNOWN_IDLE_S)
 
 
-def _starts_without_copy(step: _CopyStep) -> list[StartAction]:
-    """Return the starts of the plan that bring a new image into the host memory of their node."""
+def _starts_without_copy(step: _CopyStep) -> list[tuple[StartAction, NodeRecord]]:
+    """Return the starts of the plan that load an image of which their host has no copy, with their nodes."""
     found = []
     for action in step.plan.actions:
         if not isinstance(action, StartAction) or action.version.image is None or not action.loads_whole:
             continue
         entry = step.cache.node(action.node)
-        if entry is not None and entry.record.host not in step.copies.get(action.version.image, {}):
-            found.append(action)
+        if entry is None or holds(entry.record, action.version.image, Tier.GPU):
+            continue
+        if entry.record.host not in step.copies.get(action.version.image, {}):
+            found.append((action, entry.record))
     return found

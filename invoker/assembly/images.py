@@ -18,6 +18,7 @@ from invoker.loading.disk_cache import DiskCache
 from invoker.loading.disk_writer import DiskWriter
 from invoker.loading.fetch_order import LoadSources
 from invoker.loading.image_checks import ImageChecks
+from invoker.loading.image_copies import ImageCopies, ImageCopy
 from invoker.loading.loader import ImageLoader
 from invoker.loading.published import PublishedImages
 from invoker.loading.store_access import reach_store
@@ -48,23 +49,22 @@ async def open_images(
         lambda image: loader.demotion(image),
     )
     stack.push_async_callback(device_cache.aclose)
-    disk = await _open_disk(setup, casting)
-    writer = None if disk is None else DiskWriter(disk, memory.tier, changed)
+    disk, copies = await _open_disk(setup, casting), ImageCopies(memory.tier, device_cache)
+    writer = None if disk is None else DiskWriter(disk, copies, changed)
 
-    def on_verified(image: str, inode: int) -> None:
+    def on_verified(image: str, copy: ImageCopy) -> None:
         if writer is not None:
-            writer.add(image, inode)
+            writer.add(image, copy)
         changed()
 
     checks = ImageChecks(
         memory.tier,
+        copies,
         accounting.counters,
         settle_s=setup.settings.checks_settle_s,
         on_verified=on_verified,
     )
-    published = PublishedImages(
-        casting.regions, memory.tier, device_cache.buffer, device_cache.gpu_pointer, checks.add
-    )
+    published = PublishedImages(casting.regions, memory.tier, device_cache, checks.add)
     stack.callback(published.close)
     sources = replace(await _load_sources(setup, casting, accounting, device_cache), disk=disk)
     loader = ImageLoader(
@@ -88,11 +88,12 @@ def start_checks(
     changed: Callable[[], None],
     stack: AsyncExitStack,
 ) -> None:
-    async def reject(image: str, inode: int) -> None:
+    async def reject(image: str, copy: ImageCopy) -> None:
         # Without a turn of the loop between these: nothing of it is passed on or published again.
-        tier.discard(image, inode)
+        if isinstance(copy, int):
+            tier.discard(image, copy)
         images.device_cache.reject(image)
-        images.loader.distrust(image, inode)
+        images.loader.distrust(image, copy)
         instances.reject(image)
         changed()
         await images.published.withdraw(image)
@@ -139,5 +140,5 @@ async def _load_sources(
         host=settings.host_id,
         store=await reach_store(settings.store_url or config.store_url, config.cluster_id),
         casts=casts,
-        device_buffer=device_cache.buffer,
+        arena_reader=device_cache.reader,
     )

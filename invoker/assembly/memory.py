@@ -44,7 +44,9 @@ async def open_memory(setup: NodeSetup, stack: AsyncExitStack) -> Memory:
     settings = setup.settings
     facts = await run_in_thread(detect_device, settings.device)
     set_compute_threads(settings.threads or max(1, usable_cores() // settings.nodes_hint))
-    arena = _make_arena(settings, facts)
+    nbytes = settings.gpu_memory_bytes or default_arena_bytes(facts, settings.nodes_hint)
+    log.info("arena: %d bytes on %s (%s)", nbytes, facts.device, facts.gpu_type)
+    arena = (setup.make_arena or _make_arena)(facts, nbytes)
     stack.callback(arena.close)
     tier = await run_in_thread(_make_tier, settings, setup.root / settings.host_id)
     stack.callback(tier.close)
@@ -57,9 +59,7 @@ def open_folders(tier: HostTier, stack: AsyncExitStack) -> ModelFolders:
     return folders
 
 
-def _make_arena(settings: Settings, facts: DeviceFacts) -> Arena:
-    nbytes = settings.gpu_memory_bytes or default_arena_bytes(facts, settings.nodes_hint)
-    log.info("arena: %d bytes on %s (%s)", nbytes, facts.device, facts.gpu_type)
+def _make_arena(facts: DeviceFacts, nbytes: int) -> Arena:
     if facts.device == "cpu":
         return CpuArena(nbytes)
     if is_emulated(facts.device):

@@ -4,17 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from invoker.device import DeviceFacts
 from invoker.engine.factory import EngineFactory
 from invoker.loading.fetch_order import LoadSources
+from invoker.memory.arena import Arena
 from invoker.settings import Settings
 from rdmacast.protocol.tls import NodeTls
 from registry.clock import Clock
 from registry.state import ClusterConfig, State
 
+MakeArena = Callable[[DeviceFacts, int], Arena]  # of so many bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSetup:
-    """What a node is built from."""
+    """What a node is built from; `make_arena` is None for that of its device."""
 
     settings: Settings
     state: State
@@ -24,6 +28,7 @@ class NodeSetup:
     clock: Clock
     channel_tls: NodeTls
     limit_sources: Callable[[LoadSources], LoadSources]
+    make_arena: MakeArena | None
 
     @property
     def root(self) -> Path:

@@ -11,6 +11,7 @@ InvokerError
 │   └── StartStopped    it was stopped before it was ready
 ├── HandlerNotAllowed   handler_not_allowed: handlers are not enabled on this node
 ├── OutOfDeviceMemory   out_of_memory: the arena has no room (the message gives the sizes)
+├── OutOfPinnedMemory   start_failed: more is to be lent at once than there is
 └── HostTierError       start_failed: the host tier cannot be used
     └── HostTierFull    out_of_memory: no idle image is left to evict
 """
@@ -76,6 +77,12 @@ class OutOfDeviceMemory(InvokerError):
     """The arena has no room for a region."""
 
     code = "out_of_memory"
+
+
+class OutOfPinnedMemory(InvokerError):
+    """The node's page-locked host memory is too small for what is to be lent at once."""
+
+    code = "start_failed"
 
 
 class HostTierError(InvokerError):

@@ -1,4 +1,4 @@
-"""The memory of an emulated accelerator: real bytes, copied in at the rate of its link."""
+"""The memory of an emulated accelerator: real bytes, filled at the rate of its link."""
 
 import mmap
 
@@ -22,6 +22,6 @@ class EmulatedArena(HostArena):
         # The same fraction of the image as a real device copies at once, at least one unit.
         self.copy_bytes = max(UNIT_BYTES, COPY_CHUNK_BYTES // device.scale)
 
-    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
-        super().copy_in(region, offset, data)
-        self._clock.run(len(data) / self._bytes_per_s)
+    def fill(self, region: Region, offset: int, lent: memoryview) -> None:
+        """Take as long as the copy from page-locked memory to the device."""
+        self._clock.run(len(lent) / self._bytes_per_s)

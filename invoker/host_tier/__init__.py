@@ -5,7 +5,6 @@
 - `model_folders`: folders from which other engines load an image
 - `mapping`: complete images mapped into this process
 - `image_writer`: the file of an image being loaded
-- `part_writer`: memory for a part of an image, outside the tier
 - `staging`: huge-page buffers for direct disk reads
 - `tier`: lookup, admission and eviction
 """

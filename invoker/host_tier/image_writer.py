@@ -6,7 +6,8 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,8 @@ class ImageWriter:
     Ranges that are not written yet may contain bytes of an evicted image. `is_resumed` if a dead process had
     started to load this image: some bytes may be valid.
     """
+
+    region = None  # of an arena
 
     def __init__(
         self, folder: TierFolder, digest: str, part: PartialFile, nbytes: int, on_end: Callable[[], None]
@@ -74,6 +77,26 @@ class ImageWriter:
     def path(self) -> Path:
         """Return the path of the partial file."""
         return self._folder.part(self.digest)
+
+    def wanted(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """Return the range: all of the image is wanted."""
+        return offset, nbytes
+
+    @asynccontextmanager
+    async def lend(self, offset: int, nbytes: int) -> AsyncIterator[memoryview]:
+        """Lend a writable view of the range, to be prepared before it is written."""
+        view = self._view[offset : offset + nbytes]
+        try:
+            yield view
+        finally:
+            release(view)
+
+    async def keep(self, offset: int, view: memoryview) -> None:
+        """Do nothing: the bytes are in their place."""
+
+    def staged(self, offset: int, nbytes: int) -> AbstractAsyncContextManager[memoryview]:
+        """Lend the range itself, which can be viewed."""
+        return self.lend(offset, nbytes)
 
     def reopen(self) -> int:
         """Return a new descriptor of the partial file, for reading."""

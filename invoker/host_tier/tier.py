@@ -30,7 +30,6 @@ from invoker.host_tier.folder import (
 )
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import HostMapping, map_file
-from invoker.host_tier.part_writer import PartWriter
 from invoker.memory.mappings import advise_huge, available_bytes
 
 LATEST = 4  # recent loads; the largest gives the size of the spare buffer
@@ -95,6 +94,10 @@ class HostTier:
 
     def holds(self, digest: str) -> bool:
         return self._folder.image(digest).exists()
+
+    def has_file(self, digest: str) -> bool:
+        """Return whether the tier has the image, or a part of it: being loaded, or left by a dead process."""
+        return self.holds(digest) or self._folder.part(digest).exists()
 
     def open(self, digest: str) -> HostMapping | None:
         """Map a complete image and record the use; None if it is not in the tier."""
@@ -193,10 +196,6 @@ class HostTier:
             writer.abandon()
             raise
         return writer
-
-    def begin_part(self, digest: str, nbytes: int) -> PartWriter:
-        """Return memory of this process for a part of an image of `nbytes`. Raises OSError."""
-        return PartWriter(self._folder, digest, nbytes)
 
     @staticmethod
     def wait(elsewhere: LoadElsewhere) -> None:

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
+from functools import partial
 
 from invoker.base.errors import InvokerError, OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
+from invoker.loading.image_copies import ReadArena
 from invoker.memory.arena import Arena, Region
 from rdmacast.aio.groups import cancel_and_discard
+from rdmacast.aio.threads import run_in_thread
+from rdmacast.errors import RegionGone
 from registry.clock import Clock
 from registry.errors import CorruptImage
 
@@ -86,16 +90,34 @@ class DeviceCache:
         """The largest range without images and caches that are in use."""
         return self._arena.largest_if_freed(one.region for one in self._idle())
 
+    def region(self, image: str) -> Region | None:
+        """Return the region of a complete image."""
+        return self._by_image[image].region if self.holds(image) else None
+
     def buffer(self, image: str) -> memoryview | None:
         """Return the bytes of a complete image if the CPU can address them, else None."""
-        return self._by_image[image].region.buffer if self.holds(image) else None
+        region = self.region(image)
+        return None if region is None else region.buffer
 
     def gpu_pointer(self, image: str) -> int | None:
         """Return the device address of a complete image if the CPU cannot address it, else None."""
-        if not self.holds(image):
-            return None
-        region = self._by_image[image].region
-        return region.pointer if region.buffer is None else None
+        region = self.region(image)
+        return None if region is None or region.buffer is not None else region.pointer
+
+    def reader(self, image: str) -> ReadArena | None:
+        """Return the reading of a complete image; once it is freed here, that reads other bytes."""
+        region = self.region(image)
+        return None if region is None else partial(self._arena.copy_out, region)
+
+    @asynccontextmanager
+    async def staged(self, image: str, offset: int, nbytes: int) -> AsyncIterator[memoryview]:
+        """Lend a copy of a range of a complete image in host memory. Raises RegionGone."""
+        async with self._arena.staging(nbytes) as into:
+            region = self.region(image)
+            if region is None:
+                raise RegionGone(f"image {image[:12]} has left the arena")
+            await run_in_thread(self._arena.copy_out, region, offset, into)
+            yield into
 
     def acquire(self, image: str) -> DeviceImage | None:
         """Use a complete image, or one that is loading (await its `settled`); None if it is not cached."""
@@ -224,7 +246,7 @@ class DeviceCache:
         device_image.expiry = None
         if device_image in self._demoting:
             return  # freed at the end of that copying
-        copying = self._demotion(device_image.image) if device_image.region.buffer is not None else None
+        copying = self._demotion(device_image.image)
         if copying is None:
             self._free(device_image)
             return

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from invoker.engine.image_ranges import layer_byte_ranges
-from invoker.memory.arena import COPIES_IN_FLIGHT, Arena, CopyReport, Region
+from invoker.memory.arena import Arena, CopyReport, Region, copy_bytes
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.threads import run_in_thread
 from registry.images.manifest import Manifest
@@ -78,10 +78,21 @@ class CopiedLayers:
         return True
 
 
+async def copy_in(arena: Arena, region: Region, offset: int, data: memoryview) -> None:
+    """Copy host memory to `[offset, offset + len(data))` of the region. Raises OutOfPinnedMemory."""
+
+    def copy(lent: memoryview) -> None:
+        copy_bytes(lent, data)
+        arena.fill(region, offset, lent)
+
+    async with arena.lend(region, offset, len(data)) as lent:
+        await run_in_thread(copy, lent)
+
+
 async def copy_arriving(
     arena: Arena,
     region: Region,
-    source: memoryview,
+    source: memoryview | None,
     pieces: Sequence[ImagePiece],
     wait_for: Callable[[int, int], Awaitable[None]],
     on_copied: Callable[[ImagePiece], None] = lambda _: None,
@@ -89,26 +100,27 @@ async def copy_arriving(
 ) -> CopyReport:
     """Copy all pieces of `source` into `region`, each as soon as it is available, in any order.
 
-    The region has the image's bytes from `base` on.
+    The region has the image's bytes from `base` on. Without a `source` they arrive there by themselves.
 
     `wait_for(offset, nbytes)` returns once those bytes may be read. After cancellation nothing is written to
     the region.
     """
-    slots = asyncio.Semaphore(COPIES_IN_FLIGHT)
+    slots = asyncio.Semaphore(arena.copies_in_flight)
     copies = 0
     busy_s = started_s = 0.0
 
     async def copy_piece(piece: ImagePiece) -> None:
         nonlocal copies, busy_s, started_s
         await wait_for(piece.start, piece.end - piece.start)
+        if source is None:
+            on_copied(piece)
+            return
         async with slots:
             if not copies:
                 started_s = time.perf_counter()
             copies += 1
             try:
-                await run_in_thread(
-                    arena.copy_in, region, piece.start - base, source[piece.start : piece.end]
-                )
+                await copy_in(arena, region, piece.start - base, source[piece.start : piece.end])
             finally:
                 copies -= 1
                 if not copies:

@@ -25,9 +25,10 @@ from invoker.instances.start_context import (
 )
 from invoker.instances.starting_group import start_member
 from invoker.instances.starting_vllm import NO_VLLM, start_native_first, start_vllm
-from invoker.loading.arrival import ImageArrival
+from invoker.loading.arena_writer import ArenaPlace
+from invoker.loading.arrival import HostArrival, ImageLoad, host_view
 from invoker.loading.progress import ProgressThrottle
-from invoker.memory.arena import CopyReport, pinned
+from invoker.memory.arena import CopyReport
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.shielded import shielded_stack
 from rdmacast.aio.threads import run_in_thread
@@ -167,36 +168,43 @@ async def _load_image(
     device_image: DeviceImage,
     context: InstanceContext,
 ) -> None:
-    """Load the image into host memory and, as it arrives, copy it to the accelerator."""
+    """Load the image into the arena, or into host memory and copy it from there as it arrives."""
     report = ProgressThrottle(lambda fraction: set_progress(instance, fraction), context.clock.monotonic_s)
+    request, region = instance.request, device_image.region
+    place = ArenaPlace(arena=context.arena, region=region, nbytes=image.nbytes, start=0, end=image.nbytes)
+    host_copy = request.host_copy or request.native_first  # vLLM maps it
     loaded = False
     try:
         enter_phase(instance, "fetch", context)
-        async with context.loader.open_image(image, manifest, report) as arrival:
+        async with context.loader.open_for_arena(
+            image, manifest, place, report, host_copy=host_copy
+        ) as arrival:
             set_source(instance, arrival.kind, arrival.source)
             copied = await _copy(instance, manifest, arrival, device_image, report, context)
             set_source(instance, arrival.kind, arrival.source)
-        loaded = True
-        context.log_line(
-            instance.request.function,
-            instance.request.version,
-            f"instance {instance.id}: {image.nbytes} bytes from {arrival.source}, "
-            f"copied to {context.arena.device} at {copied.gb_per_s:.2f} GB/s",
-        )
+            # Here: from the end of the block on, peers are served as the cache says.
+            context.device_cache.settle(device_image, loaded=True)
+            loaded = True
     finally:
-        context.device_cache.settle(device_image, loaded=loaded)
+        if not loaded:
+            context.device_cache.settle(device_image, loaded=False)
+    context.log_line(
+        request.function,
+        request.version,
+        f"instance {instance.id}: {image.nbytes} bytes from {arrival.source}, {copied.to(region.device)}",
+    )
 
 
 async def _copy(
     instance: Instance,
     manifest: Manifest,
-    arrival: ImageArrival,
+    arrival: HostArrival | ImageLoad,
     device_image: DeviceImage,
     report: ProgressThrottle,
     context: InstanceContext,
 ) -> CopyReport:
     results: list[CopyReport] = []
-    arena, view, copied_bytes, total = context.arena, arrival.view, 0, len(arrival.view)
+    arena, view, copied_bytes, total = context.arena, host_view(arrival), 0, manifest.nbytes
     if instance.request.live and manifest.num_layers:
         pieces = pieces_of(manifest, arena.copy_bytes, instance.request.first_layer)
     else:
@@ -219,8 +227,7 @@ async def _copy(
         region = device_image.region
         results.append(await copy_arriving(arena, region, view, pieces, arrival.wait_for, on_copied))
 
-    async with pinned(arena, view):
-        await run_all(fetched(), copied())
+    await run_all(fetched(), copied())
     if not arrival.is_complete:
         raise StartFailed("the image is incomplete")
     return results[0]

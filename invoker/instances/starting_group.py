@@ -15,9 +15,10 @@ from invoker.instances.start_context import (
     set_progress,
     set_source,
 )
-from invoker.loading.arrival import ImageArrival
+from invoker.loading.arena_writer import ArenaPlace
+from invoker.loading.arrival import HostArrival, ImageLoad, host_view
 from invoker.loading.progress import ProgressThrottle
-from invoker.memory.arena import CopyReport, pinned
+from invoker.memory.arena import CopyReport
 from rdmacast.aio.groups import run_all
 from registry.images.manifest import Manifest, layer_extent
 from registry.messages.images import ImageRef
@@ -56,10 +57,12 @@ async def _load_part(
     held: tuple[int, int],
     context: InstanceContext,
 ) -> None:
-    """Load the bytes `held` of the image and, as they arrive, copy them to the accelerator."""
+    """Load the bytes `held` of the image into the part's region."""
     report = ProgressThrottle(lambda fraction: set_progress(instance, fraction), context.clock.monotonic_s)
     enter_phase(instance, "fetch", context)
-    async with context.loader.open_part(image, manifest, held, report) as arrival:
+    start, end = held
+    place = ArenaPlace(arena=context.arena, region=part.region, nbytes=image.nbytes, start=start, end=end)
+    async with context.loader.open_for_arena(image, manifest, place, report, host_copy=False) as arrival:
         set_source(instance, arrival.kind, arrival.source)
         copied = await _copy(instance, arrival, part, held, context)
         set_source(instance, arrival.kind, arrival.source)
@@ -69,13 +72,13 @@ async def _load_part(
         instance.request.function,
         instance.request.version,
         f"instance {instance.id}: {copied.nbytes} of {image.nbytes} bytes from {arrival.source}, "
-        f"copied to {context.arena.device} at {copied.gb_per_s:.2f} GB/s",
+        f"{copied.to(context.arena.device)}",
     )
 
 
 async def _copy(
     instance: Instance,
-    arrival: ImageArrival,
+    arrival: HostArrival | ImageLoad,
     part: DeviceImage,
     held: tuple[int, int],
     context: InstanceContext,
@@ -89,9 +92,8 @@ async def _copy(
         enter_phase(instance, "copy", context)
 
     async def copied() -> None:
-        view, region = arrival.view, part.region
+        view, region = host_view(arrival), part.region
         results.append(await copy_arriving(arena, region, view, pieces, arrival.wait_for, base=start))
 
-    async with pinned(arena, arrival.view[start:end]):
-        await run_all(fetched(), copied())
+    await run_all(fetched(), copied())
     return results[0]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from invoker.base.accepting import accepted
 from invoker.base.errors import InvokerError
-from invoker.loading.arrival import ImageArrival
+from invoker.loading.arrival import HostArrival
 from rdmacast.aio.groups import PartCancelled, cancel_and_discard, run_all
 from rdmacast.errors import CastError
 from registry.errors import RegistryError
@@ -40,7 +40,7 @@ log = logging.getLogger("invoker.attach")
 # Failures of a load, and requests for what there is not.
 _FAILURES = (InvokerError, RegistryError, CastError, PartCancelled, OSError, ValueError)
 
-OpenForEngine = Callable[[dict[str, str]], AbstractAsyncContextManager[tuple[Manifest, ImageArrival]]]
+OpenForEngine = Callable[[dict[str, str]], AbstractAsyncContextManager[tuple[Manifest, HostArrival]]]
 
 
 class _EngineGone(Exception):
@@ -184,7 +184,7 @@ async def _read_request(engine: socket.socket) -> dict[str, str]:
     return request
 
 
-async def _send_file(engine: socket.socket, manifest: Manifest, arrival: ImageArrival) -> None:
+async def _send_file(engine: socket.socket, manifest: Manifest, arrival: HostArrival) -> None:
     fd = arrival.open_file()
     try:
         line = json.dumps({"image": manifest.sha256, "nbytes": manifest.nbytes}).encode() + b"\n"
@@ -197,7 +197,7 @@ async def _send_file(engine: socket.socket, manifest: Manifest, arrival: ImageAr
 
 
 async def _report(
-    manifest: Manifest, arrival: ImageArrival, send: Callable[[dict[str, object]], Awaitable[None]]
+    manifest: Manifest, arrival: HostArrival, send: Callable[[dict[str, object]], Awaitable[None]]
 ) -> None:
     """Send each range once it has arrived, in any order."""
     order = asyncio.Queue[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""This node's part in a cast that brings an image into host memory, verified by block.
+"""This node's part in a cast that brings an image into host memory or the arena, verified by block.
 
 A pull from other nodes is a cast with this node as its only target.
 """
@@ -131,7 +131,7 @@ class _CastFetch:
         self._cast = Cast(
             spec,
             "" if spec.is_pull else context.node,
-            target.writer.view,
+            target,
             links=context.links,
             hooks=BlockHooks(
                 check=self._check,
@@ -175,7 +175,7 @@ class _CastFetch:
 
     def _on_block(self, offset: int, nbytes: int) -> None:
         now_s = asyncio.get_running_loop().time()
-        self._context.counters.cast_recv_bytes += nbytes
+        self._context.counters.cast_recv_bytes += self._target.wanted(offset, nbytes)[1]
         if self._is_pull:
             self._target.mark(offset, nbytes)
         self._limit.reschedule(now_s + self._limit_s)

@@ -226,14 +226,12 @@ class DiskWrite:
     def is_complete(self) -> bool:
         return self.offset >= self._nbytes
 
-    def step(self, source: int) -> None:
-        """Copy the next bytes from an open file. Raises OSError."""
-        count = min(STEP_BYTES, self._nbytes - self.offset)
-        os.lseek(self._fd, self.offset, os.SEEK_SET)
-        sent = os.sendfile(self._fd, source, self.offset, count)
-        if not sent:
-            raise OSError(f"the file of image {self._path.name[:12]} is shorter than the image")
-        self.offset += sent
+    def step(self, read: Callable[[int, memoryview], int], buffer: memoryview) -> None:
+        """Copy the next bytes through the buffer; `read` returns how many it put there. Raises OSError."""
+        count = read(self.offset, buffer[: self._nbytes - self.offset])
+        if not count:
+            raise OSError(f"the copy of image {self._path.name[:12]} is shorter than the image")
+        self.offset += os.pwrite(self._fd, buffer[:count], self.offset)
         if self.offset - self._synced >= _SYNC_BYTES or self.is_complete:
             self._sync()
 

@@ -1,14 +1,13 @@
-"""The background copies of verified images from host memory to the disk tier."""
+"""The background copies of verified images to the disk tier, from host memory or the arena."""
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
 
-from invoker.host_tier.tier import HostTier
-from invoker.loading.disk_cache import DiskCache, DiskWrite
+from invoker.loading.disk_cache import STEP_BYTES, DiskCache, DiskWrite
+from invoker.loading.image_copies import ImageCopies, ImageCopy, OpenCopy
 from invoker.loading.starts_first import StartsFirst
 from rdmacast.aio.threads import run_in_thread
 
@@ -16,22 +15,22 @@ log = logging.getLogger("invoker.disk_writer")
 
 
 class DiskWriter:
-    """Writes verified images of the host tier to the disk in the background; starts have precedence."""
+    """Writes verified images to the disk in the background; starts have precedence."""
 
-    def __init__(self, disk: DiskCache, tier: HostTier, changed: Callable[[], None]) -> None:
+    def __init__(self, disk: DiskCache, copies: ImageCopies, changed: Callable[[], None]) -> None:
         self._disk = disk
-        self._tier = tier
+        self._copies = copies
         self._changed = changed
-        self._queue: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[str, ImageCopy]] = asyncio.Queue()
         self._pending: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<DiskWriter {self._queue.qsize()} queued>"
 
-    def add(self, image: str, inode: int) -> None:
-        """Write this file of the host tier, which was verified as a whole."""
+    def add(self, image: str, copy: ImageCopy) -> None:
+        """Write this copy, which was verified as a whole."""
         self._pending[image] += 1
-        self._queue.put_nowait((image, inode))
+        self._queue.put_nowait((image, copy))
 
     def is_pending(self, image: str) -> bool:
         """Return whether the image is still to be written, or is being written."""
@@ -40,33 +39,31 @@ class DiskWriter:
     async def run(self, is_busy: Callable[[], bool]) -> None:
         """Write queued images, one at a time; never returns."""
         while True:
-            image, inode = await self._queue.get()
+            image, copy = await self._queue.get()
             try:
-                await self._write(image, inode, is_busy)
+                with self._copies.opened(image, copy) as source:
+                    if source is not None:  # else it was evicted
+                        await self._write(image, source, is_busy)
             except OSError as error:
                 log.warning("image %s was not written to the disk: %s", image[:12], error)
             self._pending -= Counter((image,))
             self._changed()
 
-    async def _write(self, image: str, inode: int, is_busy: Callable[[], bool]) -> None:
-        source = self._tier.open_file(image, inode)
-        if source is None:
-            return  # it was evicted
+    async def _write(self, image: str, source: OpenCopy, is_busy: Callable[[], bool]) -> None:
+        started_s = time.monotonic()
+        write = await run_in_thread(self._disk.begin, image, source.nbytes, undo=_abandon)
+        if write is None:
+            return
+        starts, buffer = StartsFirst(is_busy), memoryview(bytearray(STEP_BYTES))
         try:
-            started_s = time.monotonic()
-            write = await run_in_thread(self._disk.begin, image, os.fstat(source).st_size, undo=_abandon)
-            if write is None:
-                return
-            starts = StartsFirst(is_busy)
-            try:
-                while not write.is_complete:
-                    await starts.wait()
-                    await run_in_thread(write.step, source)
-                await run_in_thread(write.finish)
-            finally:
-                await run_in_thread(write.abandon)
+            while not write.is_complete:
+                await starts.wait()
+                await run_in_thread(write.step, source.read, buffer)
+                if not source.is_here():
+                    return  # it was evicted
+            await run_in_thread(write.finish)
         finally:
-            os.close(source)
+            await run_in_thread(write.abandon)
         log.info("wrote image %s to the disk in %.1f s", image[:12], time.monotonic() - started_s)
 
 

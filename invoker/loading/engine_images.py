@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from invoker.base.errors import InvalidWork
-from invoker.loading.arrival import ImageArrival
+from invoker.loading.arrival import HostArrival
 from invoker.loading.loader import ImageLoader
 from registry.images.manifest import Manifest
 from registry.messages.images import ImageHolder, ImageRef
@@ -39,7 +39,7 @@ class EngineImages:
                 del self._expected[ref.image]
 
     @asynccontextmanager
-    async def open(self, request: dict[str, str]) -> AsyncIterator[tuple[Manifest, ImageArrival]]:
+    async def open(self, request: dict[str, str]) -> AsyncIterator[tuple[Manifest, HostArrival]]:
         """Open the image of `{"image": SHA256}`, which is expected, or `{"model": NAME[:VERSION]}`.
 
         Raises InvalidWork, RegistryError, StartFailed.
@@ -79,7 +79,7 @@ def _holders(image: str, nodes: list[NodeRecord]) -> tuple[ImageHolder, ...]:
     found = []
     for node in nodes:
         tiers = {tier for holding in node.holdings if holding.image == image for tier in holding.tiers}
-        if Tier.HOST in tiers or (Tier.GPU in tiers and node.gives_from_arena):
+        if tiers & {Tier.HOST, Tier.GPU}:
             tier = Tier.HOST if Tier.HOST in tiers else Tier.GPU
             found.append(ImageHolder(node=node.id, host=node.host, cast=node.cast, tier=tier.value))
     return tuple(found[:_MAX_HOLDERS])

@@ -8,13 +8,15 @@ reading them is fastest in order, with direct I/O or from the page cache.
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
-import numpy as np
-
+from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.staging import Staging
+from invoker.loading.image_copies import ReadArena
 from invoker.loading.partial_image import CHUNK_BYTES, PartialImage
+from invoker.loading.unit_writer import UnitWriter
 from rdmacast.aio.groups import run_all
 from rdmacast.aio.threads import run_in_thread
 from registry.errors import CorruptImage
@@ -51,23 +53,25 @@ async def from_blobs(source: BlobSource, target: PartialImage, count: Callable[[
 
         with closing(Staging(READS_IN_FLIGHT, CHUNK_BYTES)) as staging:
 
-            async def read(offset: int, nbytes: int) -> None:
-                count(await run_in_thread(_read_checked, reader, staging, target, offset, nbytes))
+            async def read(offset: int, view: memoryview) -> None:
+                read = partial(_read_checked, reader, staging, target.writer, target.manifest)
+                count(await run_in_thread(read, offset, view))
 
             await _for_missing(target, read)
     finally:
         await run_in_thread(reader.close)
 
 
-async def from_orphaned_file(target: PartialImage) -> None:
-    """Verify and keep what a dead process had loaded."""
-    writer, nbytes = target.writer, target.manifest.nbytes
+async def from_orphaned_file(writer: ImageWriter, target: PartialImage) -> None:
+    """Verify and keep what a dead process had loaded into the writer's file."""
+    nbytes = target.manifest.nbytes
     for start, end in await run_in_thread(lambda: list(writer.extents())):
         offset = -(-start // UNIT_BYTES) * UNIT_BYTES
         last = end if end == nbytes else end // UNIT_BYTES * UNIT_BYTES
         while offset < last:
             step = min(CHUNK_BYTES, last - offset)
-            damaged = await run_in_thread(check_units, target.manifest, offset, target.buffer(offset, step))
+            view = writer.view[offset : offset + step]
+            damaged = await run_in_thread(check_units, target.manifest, offset, view)
             edges = [unit * UNIT_BYTES for unit in damaged]
             for good, bad in pairwise([offset - UNIT_BYTES, *edges, offset + step]):
                 if good + UNIT_BYTES < bad:
@@ -75,81 +79,86 @@ async def from_orphaned_file(target: PartialImage) -> None:
             offset += step
 
 
-async def from_memory(source: memoryview, target: PartialImage) -> None:
-    """Copy what is missing from this process's memory. Raises CorruptImage."""
+async def from_arena(source: ReadArena, target: PartialImage) -> None:
+    """Copy what is missing from this node's arena. Raises CorruptImage."""
 
-    def copy(offset: int, nbytes: int) -> None:
-        target.writer.prepare(offset, nbytes)
-        view = target.buffer(offset, nbytes)
-        np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source[offset : offset + nbytes], np.uint8))
+    def copy(offset: int, view: memoryview) -> None:
+        target.writer.prepare(offset, len(view))
+        source(offset, view)
         _check_undamaged(check_units(target.manifest, offset, view), "in the arena", target.manifest)
 
-    async def read(offset: int, nbytes: int) -> None:
-        await run_in_thread(copy, offset, nbytes)
+    async def read(offset: int, view: memoryview) -> None:
+        await run_in_thread(copy, offset, view)
 
     await _for_missing(target, read)
 
 
-async def _for_missing(target: PartialImage, read: Callable[[int, int], Awaitable[None]]) -> None:
-    """Run `read` over the missing chunks, READS_IN_FLIGHT at a time, and mark them."""
+async def _for_missing(target: PartialImage, read: Callable[[int, memoryview], Awaitable[None]]) -> None:
+    """Run `read` over the missing chunks, READS_IN_FLIGHT at a time, keep and mark them."""
     chunks = target.missing_chunks()
 
     async def work() -> None:
         for offset, nbytes in chunks:
-            await read(offset, nbytes)
+            async with target.lend(offset, nbytes) as view:
+                await read(offset, view)
+                await target.keep(offset, view)
             target.mark(offset, nbytes)
 
     await run_all(*(work() for _ in range(READS_IN_FLIGHT)))
 
 
 def _read_checked(
-    reader: BlobReader, staging: Staging, target: PartialImage, offset: int, nbytes: int
+    reader: BlobReader,
+    staging: Staging,
+    writer: UnitWriter,
+    manifest: Manifest,
+    offset: int,
+    view: memoryview,
 ) -> int:
     """Read one chunk into its place and verify it; return the number of bytes read."""
-    view, writer = target.buffer(offset, nbytes), target.writer
+    nbytes = len(view)
     cached = reader.cached(offset, nbytes)
     is_huge = writer.populate_huge(offset, nbytes)
     if cached is not None and (is_huge or writer.is_ready(offset, nbytes)):
         writer.prepare(offset, nbytes)
-        damaged = _read_by_steps(reader, cached, target, offset, nbytes)
+        damaged = _read_by_steps(reader, cached, manifest, offset, view)
     elif cached is None and reader.is_direct and not is_huge:
-        damaged = _read_staged(reader, staging, target, offset, nbytes)
+        damaged = _read_staged(reader, staging, writer, manifest, offset, nbytes)
     else:
         if cached is None or not writer.receive(offset, nbytes, cached):
             writer.prepare(offset, nbytes)
             reader.read_into(offset, view)
-        damaged = check_units(target.manifest, offset, view)
+        damaged = check_units(manifest, offset, view)
     for unit in damaged:
-        start = unit * UNIT_BYTES
-        end = min(start + UNIT_BYTES, target.manifest.nbytes)
-        reader.read_into(start, target.buffer(start, end - start))
+        start = unit * UNIT_BYTES - offset
+        reader.read_into(offset + start, view[start : start + UNIT_BYTES])
     if damaged:
-        _check_undamaged(check_units(target.manifest, offset, view), "in the store", target.manifest)
+        _check_undamaged(check_units(manifest, offset, view), "in the store", manifest)
     return nbytes + len(damaged) * UNIT_BYTES
 
 
 def _read_by_steps(
-    reader: BlobReader, cached: int, target: PartialImage, offset: int, nbytes: int
+    reader: BlobReader, cached: int, manifest: Manifest, offset: int, into: memoryview
 ) -> list[int]:
     """Read from the page cache, verifying each step while the CPU cache holds it; return the damaged units.
 
     `cached` is an open file with the range.
     """
     damaged = []
-    for start in range(offset, offset + nbytes, STEP_BYTES):
-        view = target.buffer(start, min(STEP_BYTES, offset + nbytes - start))
+    for start in range(0, len(into), STEP_BYTES):
+        view, at = into[start : start + STEP_BYTES], offset + start
         try:
-            whole = os.preadv(cached, [view], start) == len(view)
+            whole = os.preadv(cached, [view], at) == len(view)
         except OSError:
             whole = False
         if not whole:
-            reader.read_into(start, view)  # raises the cause, if it persists
-        damaged += check_units(target.manifest, start, view)
+            reader.read_into(at, view)  # raises the cause, if it persists
+        damaged += check_units(manifest, at, view)
     return damaged
 
 
 def _read_staged(
-    reader: BlobReader, staging: Staging, target: PartialImage, offset: int, nbytes: int
+    reader: BlobReader, staging: Staging, writer: UnitWriter, manifest: Manifest, offset: int, nbytes: int
 ) -> list[int]:
     """Read into a staging buffer, verify and copy it; return the damaged units."""
     damaged = []
@@ -157,8 +166,8 @@ def _read_staged(
         reader.read_into(offset, buffer[:nbytes])
         for start in range(0, nbytes, STEP_BYTES):
             step = buffer[start : min(start + STEP_BYTES, nbytes)]
-            damaged += check_units(target.manifest, offset + start, step)
-            target.writer.write(offset + start, step)
+            damaged += check_units(manifest, offset + start, step)
+            writer.write(offset + start, step)
     return damaged
 
 

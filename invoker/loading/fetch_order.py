@@ -9,10 +9,11 @@ from functools import partial
 
 from invoker.base.counters import Counters
 from invoker.base.errors import StartFailed
-from invoker.loading.arrival import ImageLoad, release_views
+from invoker.loading.arrival import HostLoad, ImageLoad, release_views
 from invoker.loading.cast_fetch import CastContext, from_cast, from_peers
 from invoker.loading.disk_cache import DiskCache
-from invoker.loading.fetch import from_blobs, from_memory, from_orphaned_file
+from invoker.loading.fetch import from_arena, from_blobs, from_orphaned_file
+from invoker.loading.image_copies import ReadArena
 from invoker.loading.origins import Origins, node_origin
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.store_access import StoreAccess
@@ -32,15 +33,15 @@ log = logging.getLogger("invoker.loader")
 class LoadSources:
     """Where one node can load images from.
 
-    `store`, `casts` and `disk` are None if the node does not use them. `device_buffer` returns the bytes of
-    an image on the device, if it is complete and the CPU can address them.
+    `store`, `casts` and `disk` are None if the node does not use them. `arena_reader` reads an image that is
+    complete in the arena; it returns None for others.
     """
 
     node: str
     host: str
     store: StoreAccess | None
     casts: CastContext | None
-    device_buffer: Callable[[str], memoryview | None]
+    arena_reader: Callable[[str], ReadArena | None]
     disk: DiskCache | None = None
 
 
@@ -84,11 +85,11 @@ class FetchOrder:
             return
         if distrusted is not None:
             load.peers = [peer for peer in load.peers if node_origin(peer.node) not in distrusted]
-        if target.writer.is_resumed and distrusted is None:
-            yield "host", partial(from_orphaned_file, target)
-        buffer = self._sources.device_buffer(target.manifest.sha256)
-        if buffer is not None:
-            yield "arena", partial(from_memory, buffer, target)
+        if isinstance(load, HostLoad) and load.writer.is_resumed and distrusted is None:
+            yield "host", partial(from_orphaned_file, load.writer, target)
+        reader = self._sources.arena_reader(target.manifest.sha256)
+        if reader is not None:
+            yield "arena", partial(from_arena, reader, target)
         disk = self._sources.disk
         if disk is not None and (not disk.holds(target.manifest.sha256) or DISK_CACHE in (distrusted or ())):
             disk = None

@@ -1,4 +1,4 @@
-"""Loads images into the host tier, once for all concurrent users, which can read it as it arrives."""
+"""Loads images, which can be read as they arrive: into the host tier for all users, or into the arena."""
 
 import asyncio
 import hashlib
@@ -14,12 +14,14 @@ from invoker.base.errors import HostTierFull, StartFailed
 from invoker.host_tier.image_writer import ImageWriter, LoadElsewhere
 from invoker.host_tier.mapping import close_if_open, release
 from invoker.host_tier.tier import HostTier
-from invoker.loading.arrival import ImageArrival, ImageLoad, MappedImage, release_views
+from invoker.loading.arena_load import arena_load
+from invoker.loading.arena_writer import ArenaPlace
+from invoker.loading.arrival import HostArrival, HostLoad, ImageLoad, MappedImage, release_views
 from invoker.loading.cast_fetch import report_present
-from invoker.loading.fetch import from_memory
+from invoker.loading.fetch import from_arena
 from invoker.loading.fetch_order import FetchOrder, LoadSources
+from invoker.loading.image_copies import ImageCopy
 from invoker.loading.origins import Origins, node_origin
-from invoker.loading.part_load import part_load
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.progress import Progress
 from invoker.loading.published import PublishedImages
@@ -29,7 +31,7 @@ from rdmacast.aio.threads import run_in_daemon_thread, run_in_thread
 from registry.errors import CorruptImage
 from registry.images.codec import MAX_MANIFEST_BYTES, decode_manifest
 from registry.images.manifest import Manifest
-from registry.messages.images import ImageRef
+from registry.messages.images import ImageHolder, ImageRef
 from registry.records.instance import StartKind
 
 _MANIFESTS_KEPT = 64
@@ -45,7 +47,7 @@ class ImageLoader:
         published: PublishedImages,
         counters: Counters,
         changed: Callable[[], None],
-        check: Callable[[str, int], None] = lambda image, inode: None,
+        check: Callable[[str, ImageCopy], None] = lambda image, copy: None,
     ) -> None:
         self._check = check
         self._sources = sources
@@ -54,13 +56,15 @@ class ImageLoader:
         self._tier = tier
         self._published = published
         self._changed = changed
-        self._loads: dict[str, ImageLoad] = {}
+        self._loads: dict[str, HostLoad] = {}
+        self._into_arena: dict[str, asyncio.Event] = {}  # set at the end of the load of a whole image
         # Each lock is kept alive by the callers that hold or wait for it.
         self._entering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._manifests: dict[str, Manifest] = {}
 
     def __repr__(self) -> str:
-        return f"<ImageLoader {list(self._loads.values())!r} entering={len(self._entering)}>"
+        into_arena = f" into arena={len(self._into_arena)}" if self._into_arena else ""
+        return f"<ImageLoader {list(self._loads.values())!r} entering={len(self._entering)}{into_arena}>"
 
     @property
     def reads_store(self) -> bool:
@@ -68,12 +72,12 @@ class ImageLoader:
 
     @property
     def is_loading(self) -> bool:
-        return bool(self._loads)
+        return bool(self._loads or self._into_arena)
 
-    def distrust(self, image: str, inode: int) -> None:
-        """Take the image no more from where this file of it came from, but from the store if possible."""
+    def distrust(self, image: str, copy: ImageCopy) -> None:
+        """Take the image no more from where this copy of it came from, but from the store if possible."""
         store = self._sources.store
-        self._origins.distrust(image, inode, None if store is None else store.label)
+        self._origins.distrust(image, copy, None if store is None else store.label)
 
     async def manifest(self, ref: ImageRef) -> Manifest:
         """Return the image's manifest, from the request or the store, verified.
@@ -101,11 +105,12 @@ class ImageLoader:
     @asynccontextmanager
     async def open_image(
         self, ref: ImageRef, manifest: Manifest, progress: Progress, *, yielding: bool = False
-    ) -> AsyncIterator[ImageArrival]:
+    ) -> AsyncIterator[HostArrival]:
         """Open an image in the host tier, loading it if necessary; it may still be loading when this yields.
 
         A load is shared by its users and cancelled when the last one leaves. A `yielding` one does not evict
-        retained images. Raises StartFailed with each source's failure, or HostTierFull.
+        retained images. One into the arena is awaited, and then copied from there. Raises StartFailed with
+        each source's failure, or HostTierFull.
         """
         load = await self._enter(ref, manifest, yielding=yielding)
         if isinstance(load, MappedImage):
@@ -129,23 +134,63 @@ class ImageLoader:
                 await self._leave(load)
 
     @asynccontextmanager
-    async def open_part(
-        self, ref: ImageRef, manifest: Manifest, wanted: tuple[int, int], progress: Progress
-    ) -> AsyncIterator[ImageArrival]:
-        """Open the bytes `wanted` of an image, whole units; only these may be read.
+    async def open_for_arena(
+        self, ref: ImageRef, manifest: Manifest, place: ArenaPlace, progress: Progress, *, host_copy: bool
+    ) -> AsyncIterator[HostArrival | ImageLoad]:
+        """Open an image, or a part of one, that is to be in its place in the arena when the block ends.
 
-        They are read from the host tier where that has the image or receives it by this node, else loaded
-        into memory of this process. Raises what `open_image` does, and OSError.
+        What the host tier has, or receives, is to be copied from there; so is everything with `host_copy`.
+        Else it arrives in its place, where peers read a whole one: before the block ends, others must be able
+        to find it there. Raises what `open_image` does, and OSError.
         """
-        if ref.image in self._loads or await run_in_thread(self._tier.holds, ref.image):
-            whole = msgspec.structs.replace(ref, cast=None)
-            async with self.open_image(whole, manifest, progress) as arrival:
+        if not place.is_whole:  # casts bring all of an image
+            ref = msgspec.structs.replace(ref, cast=None)
+        if host_copy or (ended := await self._begin_in_arena(ref.image, place)) is None:
+            async with self.open_image(ref, manifest, progress) as arrival:
                 yield arrival
             return
-        peers = choose_peers(ref.holders, node=self._sources.node, host=self._sources.host)
-        begin = partial(self._tier.begin_part, ref.image, ref.nbytes)
-        async with part_load(ref, manifest, wanted, begin, peers, self._fetches, progress) as load:
-            yield load
+        try:
+            async with self._loaded_in_arena(ref, manifest, place, progress) as load:
+                yield load
+        finally:
+            ended.set()
+            if place.is_whole:
+                del self._into_arena[ref.image]
+                self._changed()
+
+    async def _begin_in_arena(self, image: str, place: ArenaPlace) -> asyncio.Event | None:
+        """Return the end of a new load into the arena; None if the host tier has or receives the image."""
+        async with self._entering.setdefault(image, asyncio.Lock()):
+            while (earlier := self._into_arena.get(image)) is not None:  # of a copy that was rejected
+                await earlier.wait()
+            if image in self._loads or await run_in_thread(self._tier.has_file, image):
+                return None
+            ended = asyncio.Event()
+            if place.is_whole:
+                self._into_arena[image] = ended
+            return ended
+
+    @asynccontextmanager
+    async def _loaded_in_arena(
+        self, ref: ImageRef, manifest: Manifest, place: ArenaPlace, progress: Progress
+    ) -> AsyncIterator[ImageLoad]:
+        """Load the image into its place, and serve it from there if it is whole."""
+        peers, source = self._peers(ref, shares_tier=False)
+        async with arena_load(ref, manifest, place, peers, source, self._fetches, progress) as load:
+            if not place.is_whole:
+                yield load
+                return
+            region = self._published.region(ref.image, ref.nbytes)
+            region.load_started(load.target)
+            self._changed()
+            try:
+                yield load
+            finally:
+                region.load_ended()
+                if load.is_complete:
+                    self._report_present(ref, load.casts)
+                    self._origins.record(ref.image, place.region, load.origins)
+                    self._check(ref.image, place.region)
 
     def demotion(self, image: str) -> Callable[[], Coroutine[None, None, None]] | None:
         """Return the copying of an image from the arena to the host tier.
@@ -162,7 +207,7 @@ class ImageLoader:
 
     async def _copy_from_arena(self, image: str, manifest: Manifest) -> None:
         async with self._entering.setdefault(image, asyncio.Lock()):
-            if image in self._loads:
+            if image in self._loads or image in self._into_arena:
                 return
             begin = partial(self._tier.begin, image, manifest.nbytes, yielding=True)
             started = await run_in_thread(begin, undo=_discard)
@@ -170,7 +215,7 @@ class ImageLoader:
                 _discard(started)
                 return
             target = PartialImage(started, manifest, lambda nbytes: None)
-            load = ImageLoad([], "arena", target)
+            load = HostLoad([], "arena", target, started)
             self._loads[image] = load
             load.origins.add("arena")
             self._run(load, f"demote {image[:12]}", partial(self._from_arena, target))
@@ -191,12 +236,15 @@ class ImageLoader:
             return
         report_present(cast, cast_context)
 
-    async def _enter(self, ref: ImageRef, manifest: Manifest, *, yielding: bool) -> MappedImage | ImageLoad:
+    async def _enter(self, ref: ImageRef, manifest: Manifest, *, yielding: bool) -> MappedImage | HostLoad:
         """Return the mapped image, or its load with one more user."""
         lock = self._entering.setdefault(ref.image, asyncio.Lock())
         waited = False
         async with lock:
             while True:
+                if (into_arena := self._into_arena.get(ref.image)) is not None:
+                    await into_arena.wait()
+                    continue
                 load = self._loads.get(ref.image)
                 if load is not None and load.users:
                     load.users += 1
@@ -236,12 +284,17 @@ class ImageLoader:
         finally:
             region.peer_load_ended()
 
-    def _start_load(self, ref: ImageRef, manifest: Manifest, writer: ImageWriter) -> ImageLoad:
-        peers = choose_peers(ref.holders, node=self._sources.node, host=self._sources.host)
-        source = node_origin(peers[0].node) if peers else "store" if self.reads_store else ""
+    def _peers(self, ref: ImageRef, *, shares_tier: bool) -> tuple[list[ImageHolder], str]:
+        """Return the peers to load an image from, and the source that is shown at first."""
+        sources = self._sources
+        peers = choose_peers(ref.holders, node=sources.node, host=sources.host, shares_tier=shares_tier)
+        return peers, node_origin(peers[0].node) if peers else "store" if self.reads_store else ""
+
+    def _start_load(self, ref: ImageRef, manifest: Manifest, writer: ImageWriter) -> HostLoad:
+        peers, source = self._peers(ref, shares_tier=True)
         # Late binding: the load is constructed from its target.
         target = PartialImage(writer, manifest, lambda nbytes: self._on_progress(load, nbytes))
-        load = ImageLoad(peers, source, target)
+        load = HostLoad(peers, source, target, writer)
         load.users = 1
         self._loads[ref.image] = load
         self._published.region(ref.image, ref.nbytes).load_started(target)
@@ -249,19 +302,19 @@ class ImageLoader:
         self._changed()
         return load
 
-    def _on_progress(self, load: ImageLoad, arrived_bytes: int) -> None:
+    def _on_progress(self, load: HostLoad, arrived_bytes: int) -> None:
         fraction = arrived_bytes / max(1, load.target.manifest.nbytes)
         for watcher in load.watchers:
             watcher(fraction)
 
-    def _run(self, load: ImageLoad, name: str, fetch: Callable[[], Awaitable[None]]) -> None:
+    def _run(self, load: HostLoad, name: str, fetch: Callable[[], Awaitable[None]]) -> None:
         load.task = asyncio.create_task(self._fill(load, fetch), name=name)
         # Retrieve the exception even if no user is left to receive it.
         load.task.add_done_callback(lambda task: self._ended(load, task))
 
-    async def _fill(self, load: ImageLoad, fetch: Callable[[], Awaitable[None]]) -> None:
+    async def _fill(self, load: HostLoad, fetch: Callable[[], Awaitable[None]]) -> None:
         """Fill the target, then publish it to the host."""
-        target, writer = load.target, load.target.writer
+        target, writer = load.target, load.writer
         image = target.manifest.sha256
         region = self._published.region(image, target.manifest.nbytes)
         try:
@@ -282,18 +335,18 @@ class ImageLoader:
     async def _from_arena(self, target: PartialImage) -> None:
         """Fill the target from this node's arena; peers are served from there meanwhile."""
         image = target.manifest.sha256
-        buffer = self._sources.device_buffer(image)
-        if buffer is None:
+        reader = self._sources.arena_reader(image)
+        if reader is None:
             raise StartFailed(f"image {image[:12]} has left the arena")
-        await from_memory(buffer, target)
+        await from_arena(reader, target)
 
-    def _ended(self, load: ImageLoad, task: asyncio.Task[None]) -> None:
+    def _ended(self, load: HostLoad, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.exception()
         if not load.users:
             load.free_memory()
 
-    async def _leave(self, load: ImageLoad) -> None:
+    async def _leave(self, load: HostLoad) -> None:
         """Cancel an unfinished load or free a finished one, after its last user left."""
         if load.task.done():
             load.free_memory()

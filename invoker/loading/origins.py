@@ -1,7 +1,9 @@
-"""Where the files of images came from, and from where an image is taken no more after one was forged."""
+"""Where copies of images came from, and from where an image is taken no more after one was forged."""
 
 from collections.abc import Set
 from typing import TypeVar
+
+from invoker.loading.image_copies import ImageCopy
 
 _KEPT = 256
 
@@ -9,27 +11,27 @@ K = TypeVar("K")
 
 
 class Origins:
-    """The origins of the latest files: `node:` and a node, or the label of another source."""
+    """The origins of the latest copies: `node:` and a node, or the label of another source."""
 
     def __init__(self) -> None:
-        self._of_files: dict[tuple[str, int], set[str]] = {}  # by image and inode
+        self._of_copies: dict[tuple[str, ImageCopy], set[str]] = {}
         self._distrusted: dict[str, set[str]] = {}  # by image
 
-    def record(self, image: str, inode: int, origins: set[str]) -> None:
-        """Record from where this file of an image came."""
-        _keep_latest(self._of_files)
-        self._of_files[image, inode] = origins
+    def record(self, image: str, copy: ImageCopy, origins: set[str]) -> None:
+        """Record from where this copy of an image came."""
+        _keep_latest(self._of_copies)
+        self._of_copies[image, copy] = origins
 
-    def distrust(self, image: str, inode: int, store: str | None) -> None:
-        """Distrust the origins of this file; but not the store (its label) where there are others."""
+    def distrust(self, image: str, copy: ImageCopy, store: str | None) -> None:
+        """Distrust the origins of this copy; but not the store (its label) where there are others."""
         _keep_latest(self._distrusted)
-        origins = self._of_files.pop((image, inode), set())
+        origins = self._of_copies.pop((image, copy), set())
         if len(origins) > 1 and store is not None:
             origins.discard(store)  # it only filled what the others had left
         self._distrusted.setdefault(image, set()).update(origins)
 
     def distrusted(self, image: str) -> Set[str] | None:
-        """Return the origins from which an image is not taken; None if no file of it was forged."""
+        """Return the origins from which an image is not taken; None if no copy of it was forged."""
         return self._distrusted.get(image)
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,7 +11,8 @@ from invoker.host_tier.mapping import HostMapping, close_if_open
 from invoker.host_tier.tier import HostTier
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.bitfield import Bitfield, block_count
-from rdmacast.errors import RegionGone
+from rdmacast.errors import NotShared, RegionGone
+from rdmacast.gpu_source import GpuSource, gpu_pointer
 from rdmacast.server.region import GrowingRegion
 from rdmacast.server.subscribers import Subscribers
 from rdmacast.transport import RegionSource
@@ -27,10 +28,26 @@ class RegionPublisher(Protocol):
     async def withdraw(self, name: str, drain_s: float) -> None: ...
 
 
+class ArenaImages(Protocol):
+    """The complete images in the arena, as peers read them."""
+
+    def buffer(self, image: str) -> memoryview | None:
+        """Return the image's bytes if the CPU can address them."""
+        ...
+
+    def gpu_pointer(self, image: str) -> int | None:
+        """Return the image's address on the device if the CPU cannot address it."""
+        ...
+
+    def staged(self, image: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[memoryview]:
+        """Lend a copy of a range in host memory. Raises RegionGone."""
+        ...
+
+
 class ImageRegion:
     """A RegionSource, HaveSource and GpuSource of one image: loading, in the host tier, or in the arena.
 
-    `bitfield` excludes what only a GPU has, because not all peers can read it there. The host copy is mapped,
+    The host copy is mapped,
     and so not evictable, while peers read it and for IDLE_S after, or until its room is needed. A view into
     the arena may be overwritten once the image is freed there: readers verify what they received.
     """
@@ -40,16 +57,14 @@ class ImageRegion:
         image: str,
         nbytes: int,
         tier: HostTier,
-        in_arena: Callable[[str], memoryview | None],
-        on_gpu: Callable[[str], int | None] = lambda image: None,
+        arena: ArenaImages,
         check: Callable[[str, int], None] = lambda image, inode: None,
     ) -> None:
         self._check = check
         self._image = image
         self._nbytes = nbytes
         self._tier = tier
-        self._in_arena = in_arena
-        self._on_gpu = on_gpu
+        self._arena = arena
         self._mapping: HostMapping | None = None
         self._last_used_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -86,10 +101,23 @@ class ImageRegion:
 
     def gpu_pointer(self, offset: int, nbytes: int) -> int | None:
         """Return the range's address on a GPU if it is not in host memory."""
-        if self.loading is not None or self._mapping is not None:
+        if self.loading is not None:
+            return gpu_pointer(self.loading, offset, nbytes)
+        if self._mapping is not None:
             return None
-        pointer = self._on_gpu(self._image)
+        pointer = self._arena.gpu_pointer(self._image)
         return None if pointer is None else pointer + offset
+
+    @asynccontextmanager
+    async def staged(self, offset: int, nbytes: int) -> AsyncIterator[memoryview]:
+        loading = self.loading
+        lending = (
+            loading.staged(offset, nbytes)
+            if isinstance(loading, GpuSource)
+            else self._arena.staged(self._image, offset, nbytes)
+        )
+        async with lending as copy:
+            yield copy
 
     async def wait_for(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self._nbytes:
@@ -167,20 +195,26 @@ class ImageRegion:
         """Return whether the whole image can be read now."""
         if self._mapping is not None or self._tier.holds(self._image):
             return True
-        return self._in_arena(self._image) is not None
+        return self._arena.buffer(self._image) is not None or self._on_gpu
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._arena.gpu_pointer(self._image) is not None
 
     async def _map(self) -> None:
         """Map the host copy in a thread, unless another reader has done so. Raises RegionGone."""
         mapping = await run_in_thread(self._tier.open, self._image, undo=close_if_open)
         if self._mapping is not None:
             close_if_open(mapping)
-        elif mapping is not None or self._on_gpu(self._image) is None:
+        elif mapping is not None or not self._on_gpu:
             self._view_of(mapping)
 
     def _view_of(self, mapping: HostMapping | None) -> memoryview:
         """Return a view of the image; `mapping` is kept until it has been idle. Raises RegionGone."""
         if mapping is None:
-            buffer = self._in_arena(self._image)
+            buffer = self._arena.buffer(self._image)
+            if buffer is None and self._on_gpu:
+                raise NotShared(f"image {self._image[:12]} is in the memory of a GPU only")
             if buffer is None:
                 raise RegionGone(f"image {self._image[:12]} is no longer on this node")
             return buffer.toreadonly()
@@ -210,15 +244,13 @@ class PublishedImages:
         self,
         server: RegionPublisher,
         tier: HostTier,
-        in_arena: Callable[[str], memoryview | None],
-        on_gpu: Callable[[str], int | None] = lambda image: None,
+        arena: ArenaImages,
         check: Callable[[str, int], None] = lambda image, inode: None,
     ) -> None:
         self._check = check
         self._server = server
         self._tier = tier
-        self._in_arena = in_arena
-        self._on_gpu = on_gpu
+        self._arena = arena
         self._regions: dict[str, ImageRegion] = {}
 
     def __repr__(self) -> str:
@@ -228,7 +260,7 @@ class PublishedImages:
         """Return the published region of an image that is cached or about to be loaded."""
         region = self._regions.get(image)
         if region is None:
-            region = ImageRegion(image, nbytes, self._tier, self._in_arena, self._on_gpu, self._check)
+            region = ImageRegion(image, nbytes, self._tier, self._arena, self._check)
             self._regions[image] = region
             self._server.publish(image, region)
         return region

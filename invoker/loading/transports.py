@@ -8,6 +8,7 @@ from pathlib import Path
 from invoker.base.errors import SettingsError
 from invoker.memory.arena import Arena
 from invoker.memory.cuda_arena import CudaArena
+from invoker.memory.staged_arena import StagedArena
 from invoker.settings import Settings
 from rdmacast.errors import DeviceError, NoTransport
 from rdmacast.exporter import Exporter
@@ -72,9 +73,9 @@ def open_transports(settings: Settings, arena: Arena, stack: AsyncExitStack) -> 
     nixl = open_nixl_node(settings, stack)
     gpu: IpcDriver | str = "this node has no GPU"
     cuda_ipc = None
+    if isinstance(arena, StagedArena) and isinstance(verbs, VerbsNode):
+        register_arena(verbs, arena, stack)
     if isinstance(arena, CudaArena):
-        if isinstance(verbs, VerbsNode):
-            register_arena(verbs, arena, stack)
         gpu = _gpu_driver(arena.device_index)
         cuda_ipc = (
             None if isinstance(gpu, str) else export_arena(gpu, arena.base, arena.capacity_bytes, stack)
@@ -106,8 +107,12 @@ def open_nixl_node(settings: Settings, stack: AsyncExitStack) -> NixlNode | str:
         raise SettingsError(f"--nixl: {error}") from error
 
 
-def register_arena(verbs: VerbsNode, arena: CudaArena, stack: AsyncExitStack) -> None:
-    """Register a GPU's arena for RDMA, if the machine supports it."""
+def register_arena(verbs: VerbsNode, arena: StagedArena, stack: AsyncExitStack) -> None:
+    """Register a GPU's arena for RDMA, if the machine supports it, and its page-locked memory."""
+    try:
+        stack.enter_context(verbs.memory.add(arena.pinned))
+    except DeviceError as error:
+        log.warning("no RDMA through the page-locked memory of this node: %s", error)
     try:
         stack.enter_context(verbs.memory.add_gpu(arena.base, arena.capacity_bytes))
     except DeviceError as error:

@@ -4,7 +4,7 @@ import logging
 import mmap
 import threading
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,13 +12,12 @@ import numpy as np
 
 from invoker.base.errors import OutOfDeviceMemory
 from invoker.memory.allocator import Allocator, MemorySpan
-from invoker.memory.mappings import address_of, advise_huge, populate_gently
-from rdmacast.aio.threads import run_in_thread
+from invoker.memory.mappings import address_of, advise_huge, populate_at, populate_gently
 
 # For large copies the C library bypasses the cache, which is a quarter faster; two at once use the bandwidth
 # that one core leaves.
 COPY_CHUNK_BYTES = 16 << 20
-COPIES_IN_FLIGHT = 2
+_COPIES_IN_FLIGHT = 2
 PREFAULT_BYTES = 1 << 30  # pre-faulted at the beginning of a CPU arena, which is allocated first
 
 log = logging.getLogger("invoker.arena")
@@ -41,7 +40,9 @@ class Region:
 class Arena(Protocol):
     """Device memory of one node; regions are 256-byte aligned and not cleared.
 
-    `reserve` and `free` are called on the event loop's thread; `copy_in` on any thread.
+    A range of a region is filled in memory that is lent for it: its own where the CPU can address it, else
+    page-locked host memory, from which `fill` copies it. `prepare`, `fill` and `copy_out` block, and run in
+    any thread; all else runs in the event loop's.
     """
 
     @property
@@ -65,6 +66,16 @@ class Arena(Protocol):
         """Return the chunk size for copies of images."""
         ...
 
+    @property
+    def copies_in_flight(self) -> int:
+        """Return how many such copies run at once."""
+        ...
+
+    @property
+    def in_place(self) -> bool:
+        """Return whether `fill` has nothing to do: lent memory is the region's own."""
+        ...
+
     def reserve(self, nbytes: int, *, at_end: bool = False) -> Region:
         """Reserve a region, the lowest or the highest. Raises OutOfDeviceMemory, with the free sizes."""
         ...
@@ -73,12 +84,24 @@ class Arena(Protocol):
         """Free a region. Raises ValueError if it is not reserved."""
         ...
 
-    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
-        """Page-lock host memory for copies, while the context lasts."""
+    def lend(self, region: Region, offset: int, nbytes: int) -> AbstractAsyncContextManager[memoryview]:
+        """Lend memory for a range of the region; waits where it is short. Raises OutOfPinnedMemory."""
         ...
 
-    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
-        """Copy host memory to `[offset, offset + len(data))` of the region; return when done."""
+    def prepare(self, region: Region, offset: int, nbytes: int) -> None:
+        """Let a write to the lent memory of a range cause no page faults. Raises OSError without memory."""
+        ...
+
+    def fill(self, region: Region, offset: int, lent: memoryview) -> None:
+        """Bring what was written to the lent memory to `[offset, offset + len(lent))`; return when done."""
+        ...
+
+    def copy_out(self, region: Region, offset: int, into: memoryview) -> None:
+        """Copy a range of the region to host memory; return when done."""
+        ...
+
+    def staging(self, nbytes: int) -> AbstractAsyncContextManager[memoryview]:
+        """Lend host memory into which `copy_out` is fast. Raises OutOfPinnedMemory."""
         ...
 
     def close(self) -> None:
@@ -90,6 +113,8 @@ class SpanArena:
     """Base of arenas: reserves spans of one contiguous address range that starts at `base`."""
 
     copy_bytes = COPY_CHUNK_BYTES
+    copies_in_flight = _COPIES_IN_FLIGHT
+    in_place = False
 
     def __init__(self, device: str, capacity_bytes: int, base: int, memory: memoryview | None) -> None:
         self.device = device
@@ -140,13 +165,26 @@ class SpanArena:
 class HostArena(SpanArena):
     """Base of arenas in host memory."""
 
-    def pinned(self, view: memoryview) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def copy_in(self, region: Region, offset: int, data: memoryview) -> None:
+    @asynccontextmanager
+    async def lend(self, region: Region, offset: int, nbytes: int) -> AsyncIterator[memoryview]:
         assert region.buffer is not None
-        target = np.frombuffer(region.buffer, np.uint8)[offset : offset + len(data)]
-        np.copyto(target, np.frombuffer(data, np.uint8))  # releases the GIL, unlike a slice
+        yield region.buffer[offset : offset + nbytes]
+
+    def prepare(self, region: Region, offset: int, nbytes: int) -> None:
+        start = region.pointer + offset
+        page = start // mmap.PAGESIZE * mmap.PAGESIZE
+        populate_at(page, start + nbytes - page)
+
+    def fill(self, region: Region, offset: int, lent: memoryview) -> None:
+        """Do nothing: the bytes are in their place."""
+
+    def copy_out(self, region: Region, offset: int, into: memoryview) -> None:
+        assert region.buffer is not None
+        copy_bytes(into, region.buffer[offset : offset + len(into)])
+
+    @asynccontextmanager
+    async def staging(self, nbytes: int) -> AsyncIterator[memoryview]:
+        yield memoryview(bytearray(nbytes))
 
     def close(self) -> None:
         # Engines may hold views until garbage collection; the last one frees the mapping.
@@ -159,6 +197,8 @@ class CpuArena(HostArena):
     A background thread pre-faults pages, so that neither the node's start nor an instance's first copy waits
     for them; a copy faults what is missing.
     """
+
+    in_place = True
 
     def __init__(self, capacity_bytes: int) -> None:
         self._mapping = mmap.mmap(-1, max(mmap.PAGESIZE, capacity_bytes))
@@ -181,6 +221,11 @@ class CpuArena(HostArena):
         super().close()
 
 
+def copy_bytes(into: memoryview, data: memoryview) -> None:
+    """Copy `data`, without holding the GIL, unlike an assignment to a slice."""
+    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(data, np.uint8))
+
+
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """Size and duration of a copy to the device, without the time spent waiting for data."""
@@ -192,20 +237,6 @@ class CopyReport:
     def gb_per_s(self) -> float:
         return self.nbytes / self.busy_s / 1e9 if self.busy_s else 0.0
 
-
-@asynccontextmanager
-async def pinned(arena: Arena, view: memoryview) -> AsyncIterator[None]:
-    """Enter `arena.pinned` in a thread: page-locking a large image takes seconds."""
-    pinning = arena.pinned(view)
-    if isinstance(pinning, nullcontext):  # nothing to lock
-        yield
-        return
-
-    def unpin() -> None:
-        pinning.__exit__(None, None, None)
-
-    await run_in_thread(pinning.__enter__, undo=lambda _: unpin())
-    try:
-        yield
-    finally:
-        await run_in_thread(unpin)
+    def to(self, device: str) -> str:
+        """Describe the copy; there was none if the bytes arrived on the device."""
+        return f"copied to {device} at {self.gb_per_s:.2f} GB/s" if self.busy_s else f"straight to {device}"

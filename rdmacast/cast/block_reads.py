@@ -1,4 +1,4 @@
-"""Reads blocks of a region from peers into a buffer, over the best link to each peer, and checks them."""
+"""Reads blocks of a region from peers into memory, over the best link to each peer, and checks them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Self, TypeGuard
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.hooks import BlockHooks
 from rdmacast.cast.spec import CastSpec
+from rdmacast.destination import BlockMemory
 from rdmacast.errors import CastError, LinkClosed, NotShared, PeerUnreachable
 from rdmacast.plan_slot import PlanSlot
 from rdmacast.transport import CheckingLink, Link, OnStart, SlottedLink, TransportChoice
@@ -34,12 +35,12 @@ class BlockReads:
     def __init__(
         self,
         spec: CastSpec,
-        buffer: memoryview,
+        memory: BlockMemory,
         connector: Connector,
         hooks: BlockHooks,
     ) -> None:
         self._spec = spec
-        self._buffer = buffer
+        self._memory = memory
         self._stack = AsyncExitStack()
         self._links = PeerLinks(connector, [member.peer for member in spec.plan.members], self._stack)
         self._hooks = hooks
@@ -59,14 +60,24 @@ class BlockReads:
     async def read(
         self, block: int, source: int, on_start: OnStart, slot: PlanSlot | None = None
     ) -> ReceivedBlock:
-        """Fill the block's place in the buffer, in its slot if it has one.
+        """Fill the block's place in the memory, in its slot if it has one.
 
-        Raises CastError (PeerUnreachable if no connection could be opened), and what the hooks raise.
+        Raises CastError (PeerUnreachable if no connection could be opened), and what the hooks and the memory
+        raise.
         """
-        offset, nbytes = self._spec.extent(block)
-        into, prepare = self._buffer[offset : offset + nbytes], self._hooks.prepare
-        if prepare is not None:
-            await run_in_thread(prepare, offset, nbytes, executor=self._hooks.executor)
+        offset, nbytes = self._memory.wanted(*self._spec.extent(block))
+        async with self._memory.lend(offset, nbytes) as into:
+            if self._hooks.prepare is not None:
+                await run_in_thread(self._hooks.prepare, offset, nbytes, executor=self._hooks.executor)
+            received = await self._receive(source, offset, into, on_start, slot)
+            if not received.units:
+                await self._memory.keep(offset, into)
+            return received
+
+    async def _receive(
+        self, source: int, offset: int, into: memoryview, on_start: OnStart, slot: PlanSlot | None
+    ) -> ReceivedBlock:
+        """Read and check the bytes, over the next best transport where one does not share them."""
         while True:
             link = None
             try:

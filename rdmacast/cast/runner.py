@@ -19,6 +19,7 @@ from rdmacast.cast.session_actions import Action, DropPull, PublishBitfield, Req
 from rdmacast.cast.session_settings import SessionSettings
 from rdmacast.cast.spec import CastSpec
 from rdmacast.cast.watches import Watches
+from rdmacast.destination import BlockMemory, BufferMemory
 from rdmacast.errors import CastError, PeerUnreachable
 from rdmacast.protocol.pull_report import StragglerVerdict
 from rdmacast.server.region import GrowingRegion
@@ -29,10 +30,10 @@ _PUBLISH = PublishBitfield()
 
 
 class Cast:
-    """One node's part in `spec`, which fills `buffer`.
+    """One node's part in `spec`, which fills `memory`, or a buffer.
 
-    `region` is what this node serves over that buffer: blocks are marked there as they arrive, and its
-    bitfield is published. `held` are checked blocks that are in the buffer already. All methods
+    `region` is what this node serves of that memory: blocks are marked there as they arrive, and its
+    bitfield is published. `held` are checked blocks that are in their place already. All methods
     belong to the event loop's thread.
     """
 
@@ -40,7 +41,7 @@ class Cast:
         self,
         spec: CastSpec,
         node: str,
-        buffer: memoryview,
+        memory: BlockMemory | memoryview,
         *,
         links: CastLinks,
         hooks: BlockHooks,
@@ -48,14 +49,12 @@ class Cast:
         held: Iterable[int] = (),
         settings: SessionSettings | None = None,
     ) -> None:
-        if buffer.readonly or buffer.nbytes != spec.plan.nbytes:
-            raise ValueError(
-                f"the destination must be {spec.plan.nbytes} writable bytes, not {buffer.nbytes}"
-            )
+        self._memory = BufferMemory(memory) if isinstance(memory, memoryview) else memory
+        if self._memory.nbytes != spec.plan.nbytes:
+            raise ValueError(f"the destination must have {spec.plan.nbytes} bytes, not {self._memory.nbytes}")
         self._spec = spec
         self._node = spec.node(node)
-        self._buffer = buffer.cast("B")
-        self._reads = BlockReads(spec, self._buffer, links.connector, hooks)
+        self._reads = BlockReads(spec, self._memory, links.connector, hooks)
         self._on_block = hooks.on_block
         self._region = region
         order = spec.order(self._node) or ()
@@ -97,11 +96,11 @@ class Cast:
         return f"Cast({self._spec.plan.cast_id} at {self._name(self._node)}: {self._session!r})"
 
     async def run(self) -> CastReport:
-        """Fill the buffer; to be called once.
+        """Fill the memory; to be called once.
 
         Raises BlocksLost, which names the blocks that no node can serve, and what the hooks raise. Blocks
         that `on_block` reported stay valid. When this ends, also by cancellation, nothing writes into the
-        buffer any more, and no task, timer or connection of the cast is left but those that `links` keeps.
+        memory any more, and no task, timer or connection of the cast is left but those that `links` keeps.
         """
         loop = asyncio.get_running_loop()
         self._started_s, self._ended = loop.time(), loop.create_future()
@@ -114,7 +113,7 @@ class Cast:
                 try:
                     await self._stop()
                 finally:
-                    self._buffer.release()  # now, and not when this is collected: the caller may unmap it
+                    self._memory.close()  # now, and not when this is collected: the caller may unmap it
         if self._session.state is SessionState.FAILED:
             raise lost_blocks(self._spec, self._session.unreachable, self._lost)
         return self.report
@@ -168,7 +167,7 @@ class Cast:
         self._report_later()
 
     async def _stop(self) -> None:
-        """Cancel everything; on return nothing writes into the buffer any more."""
+        """Cancel everything; on return nothing writes into the memory any more."""
         assert self._ended is not None
         if not self._ended.done():
             self._ended.cancel()

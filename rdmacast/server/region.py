@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from rdmacast.bitfield import Bitfield, block_count
-from rdmacast.errors import RegionGone
+from rdmacast.errors import NotShared, RegionGone
 from rdmacast.intervals import IntervalSet
 from rdmacast.server.subscribers import Subscribers
 
@@ -21,15 +21,21 @@ class _Waiter:
 class GrowingRegion:
     """A RegionSource and BitfieldSource over `buffer`. All methods belong to the event loop's thread.
 
-    Marked bytes never change. With `shm_path`, `buffer` is that file's mapping: the file has the region's
-    size, is never shortened and never used for anything else; it may be removed.
+    Marked bytes never change. Without a buffer it has `nbytes` that cannot be viewed. With `shm_path`,
+    `buffer` is that file's mapping: the file has the region's size, is never shortened and never used for
+    anything else; it may be removed.
     """
 
     def __init__(
-        self, buffer: memoryview | bytearray | bytes, *, shm_path: str | None = None, complete: bool = False
+        self,
+        buffer: memoryview | bytearray | bytes | None,
+        *,
+        nbytes: int = 0,
+        shm_path: str | None = None,
+        complete: bool = False,
     ) -> None:
-        self._view = memoryview(buffer).cast("B").toreadonly()
-        self._nbytes = len(self._view)
+        self._view = None if buffer is None else memoryview(buffer).cast("B").toreadonly()
+        self._nbytes = nbytes if self._view is None else len(self._view)
         self._shm_path = shm_path
         self._have = IntervalSet()
         self._waiters: set[_Waiter] = set()
@@ -59,6 +65,8 @@ class GrowingRegion:
         return self._failure is None and self._have.covers(0, self._nbytes)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
+        if self._view is None:
+            raise NotShared("the region is not in memory that the processor can address")
         return self._view[offset : offset + nbytes]
 
     def mark(self, offset: int, nbytes: int) -> int:

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import dataclass
 
 from rdmacast.errors import CastError, DeviceError, LinkClosed, NotShared, ProtocolError, RegionGone
 from rdmacast.exporter import ExportedRange
+from rdmacast.gpu_source import gpu_pointer, host_views
 from rdmacast.pacer import Pacer
 from rdmacast.protocol.frames import (
     Cancel,
@@ -218,18 +219,21 @@ class ServerLink(CastProtocol):
             self.send(Error(request.id, ErrorCode.INTERNAL, "a fault in the server; see its log"))
 
     async def _serve_read(self, request: Read) -> None:
-        published, nbytes = self._find(request), request.length
+        published, offset, nbytes = self._find(request), request.offset, request.length
         with published.lease(self):
-            await published.wait_for(request.offset, nbytes)
-            view = published.source.view(request.offset, nbytes)
+            await published.wait_for(offset, nbytes)
+            # Taken before this waits for the port: what is viewed stays in memory.
+            on_gpu = gpu_pointer(published.source, offset, nbytes) is not None
+            view = None if on_gpu else published.source.view(offset, nbytes)
             slot = request.slot if isinstance(request, SlotRead) else None
             # A pacer shares the rate by itself.
             paced, arbiter = self._context.pacer is not None, self._context.arbiter
-            port = nullcontext() if paced else arbiter.grant(nbytes, request.offset, slot)
+            port = nullcontext() if paced else arbiter.grant(nbytes, offset, slot)
             async with self._payload_lock, port:
                 self._sending = request.id
                 try:
-                    await self._send_payload(Data(request.id, nbytes), view)
+                    views = host_views(published.source, offset, nbytes, view)
+                    await self._send_payload(Data(request.id, nbytes), views)
                 finally:
                     self._sending = None
 
@@ -279,25 +283,31 @@ class ServerLink(CastProtocol):
             raise _BadRange(f"[{request.offset}, {end}) is outside {request.region} of {nbytes} bytes")
         return published
 
-    async def _send_payload(self, data: Data, view: memoryview) -> None:
+    async def _send_payload(self, data: Data, views: AsyncGenerator[memoryview, None]) -> None:
         """Send straight from the region's memory; on return no byte of it is in use any more."""
+        head = encode(data)
+        with self.sending_payload() as transport:
+            async with aclosing(views):
+                async for view in views:
+                    await self._send_view(transport, head, view)
+                    head = b""
+
+    async def _send_view(self, transport: asyncio.Transport, head: bytes, view: memoryview) -> None:
         pacer = self._context.pacer
         piece_bytes = pacer.piece_bytes if pacer else _PIECE_BYTES
-        with self.sending_payload() as transport:
-            head = encode(data)
-            for start in range(0, len(view), piece_bytes):
-                piece = view[start : start + piece_bytes]
-                if pacer is not None:
-                    wait_s = pacer.reserve(self._loop.time(), len(piece))
-                    if wait_s > 0:
-                        await asyncio.sleep(wait_s)
-                if head:  # in one write: else it is sent ahead in a packet of its own
-                    transport.writelines((head, piece))
-                    head = b""
-                else:
-                    transport.write(piece)
-                self._events.on_sent(len(piece))
-                await self.drained()
+        for start in range(0, len(view), piece_bytes):
+            piece = view[start : start + piece_bytes]
+            if pacer is not None:
+                wait_s = pacer.reserve(self._loop.time(), len(piece))
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+            if head:  # in one write: else it is sent ahead in a packet of its own
+                transport.writelines((head, piece))
+                head = b""
+            else:
+                transport.write(piece)
+            self._events.on_sent(len(piece))
+            await self.drained()
 
 
 def _tune(transport: asyncio.BaseTransport) -> None:

@@ -71,7 +71,8 @@ class StartInstance(Message, frozen=True, kw_only=True):
 
     `assets` has the small files by name (config.json; for a handler all of its files), `secrets` the values
     of a handler's, which no repr shows. With `live` the progress reports runnable layers, so that the node
-    can serve as a stage meanwhile; from host memory it loads the layers from `first_layer` on first.
+    can serve as a stage meanwhile; from host memory it loads the layers from `first_layer` on first. An image
+    that is not in host memory arrives in the arena itself, unless the host is to keep a copy (`host_copy`).
 
     A member of a `group` loads its own layers only; the one with the head opens the pipeline of all, by their
     `channels` (addresses, in the order of members), and is ready when that is.
@@ -90,6 +91,7 @@ class StartInstance(Message, frozen=True, kw_only=True):
     controller_incarnation: str = ""
     live: bool = False
     first_layer: Annotated[int, msgspec.Meta(ge=0)] = 0
+    host_copy: bool = False
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
     engine: EngineKind = EngineKind.NATIVE
     engine_args: tuple[str, ...] = ()

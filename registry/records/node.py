@@ -85,8 +85,3 @@ class NodeRecord:
     domain: str = ""
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def gives_from_arena(self) -> bool:
-        """Whether every peer can read its arena; GPU memory is not readable by all."""
-        return not self.device.startswith("cuda")

@@ -22,7 +22,7 @@ CASTS = CastContext(
     clock=FakeClock(),
     publish=lambda progress: None,
 )
-SOURCES = LoadSources(node="n0", host="h0", store=None, casts=CASTS, device_buffer=lambda image: None)
+SOURCES = LoadSources(node="n0", host="h0", store=None, casts=CASTS, arena_reader=lambda image: None)
 
 
 @pytest.mark.parametrize("takes_casts", [True, False])

@@ -29,7 +29,7 @@ from registry.messages.node import (
     SettleCalls,
     StopInstance,
 )
-from registry.records.node import NodeRecord
+from registry.records.node import NodeRecord, Tier
 from registry.records.usage import InstanceInterval
 from registry.redis.state import RedisState
 from tests.fixtures.invoker import make_image
@@ -57,6 +57,15 @@ def machine(tmp_path_factory) -> Iterator[Machine]:
     with machine_of(CLUSTER, tmp_path_factory.mktemp("machine")) as machine:
         yield machine
     shutil.rmtree(SHM, ignore_errors=True)
+
+
+async def only_in_host_memory(channel: Channel) -> None:
+    """Return once the idle image has left the arena: it was copied to host memory first."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            (status,) = await ask(channel, GetStatus())
+            if [holding.tiers for holding in status.record.holdings] == [(Tier.HOST,)]:
+                return
 
 
 async def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Machine) -> None:
@@ -88,6 +97,7 @@ async def test_a_real_model_starts_cold_warm_and_hot_between_hosts(machine: Mach
             assert await tokens(b, "i1") == await tokens(b, "i2") == expected
             await ask(b, StopInstance(instance_id="i1"))
             await ask(b, StopInstance(instance_id="i2"))
+            await only_in_host_memory(b)
             warm = (await ask(b, model.start("i3")))[-1]
             assert [*kinds, warm.start_kind] == ["cold", "cold", "hot", "warm"]
             assert (await counters(a))["disk_read_bytes"] == len(model.data)

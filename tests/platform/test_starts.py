@@ -81,6 +81,7 @@ def test_cold_then_warm_then_hot_moves_no_byte_from_disk(platform: Platform, big
         assert start_kind_over(http, platform, big) == ("cold", target)
     assert start_kind(platform, big) == ("hot", target)
     asleep(platform, big)
+    platform.until("it left the arenas", lambda: not any(node["tiers"]["gpu"] for node in platform.nodes()))
     kind, node = start_kind(platform, big)
     assert kind == "warm"
     assert node in have | {target}

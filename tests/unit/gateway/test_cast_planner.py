@@ -99,22 +99,15 @@ def test_all_who_start_at_once_are_one_cast_from_all_holders() -> None:
     assert delivery.cast_for("a") is None
 
 
-def test_what_only_a_gpu_has_is_not_cast_from_there() -> None:
+def test_gpus_that_alone_have_an_image_are_sources_of_its_cast() -> None:
     world = World()
     world.node("a", Tier.GPU, device="cuda:0")
-    world.node("b", Tier.GPU, Tier.HOST, device="cuda:0")
+    world.node("b", Tier.GPU, device="cuda:0")
     world.node("t0")
     world.node("t1")
-    assert names(cast_of(world.deliver("t0", "t1"))) == (["b"], ["t0", "t1"])
-
-
-def test_where_only_gpus_have_it_the_first_target_gets_it_its_own_way_and_gives_it() -> None:
-    world = World()
-    world.node("a", Tier.GPU, device="cuda:0", host="A")
-    for id_ in ("t0", "t1"):
-        world.node(id_)
-    world.node("t2", host="A")  # reads that GPU in place
-    assert names(cast_of(world.deliver("t0", "t1", "t2"))) == (["t2"], ["t0", "t1"])
+    cast = cast_of(world.deliver("t0", "t1"))
+    assert names(cast) == (["a", "b"], ["t0", "t1"])
+    assert [member.tier for member in cast.members[:2]] == [Tier.GPU, Tier.GPU]
 
 
 def test_a_host_is_one_member_and_its_host_memory_comes_before_its_accelerators() -> None:

@@ -12,6 +12,7 @@ from gateway.planning.plan import PendingStart, Plan
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ConcurrencyTarget
 from gateway.planning.replicator import Replicator
+from registry.messages.images import ImageHolder
 from registry.records.change import FunctionChanged, FunctionDeleted, InstanceChanged, NodeUp
 from registry.records.engine import EngineKind
 from registry.records.function import Function, FunctionVersion, Scaling
@@ -229,12 +230,57 @@ def test_a_copy_stays_while_a_node_of_the_host_loads_it() -> None:
     assert len(dropped(world)) == 1
 
 
-def test_cuda_nodes_keep_host_copies_as_not_all_peers_read_gpu_memory() -> None:
+def test_copies_leave_the_hosts_of_gpus_too() -> None:
     world = World(f="a")
     world.node("n0", held("a", pinned=True))
     world.node("n1", on_gpu("a"), device="cuda:0")
     serve(world, "f", "n1")
-    assert dropped(world) == []
+    assert dropped(world) == [(digest("a"), "n1")]
+
+
+def with_copies(world: World, *starts: StartAction) -> list[str]:
+    """Return the starts that bring the image into host memory."""
+    return [a.instance_id for a in world.plan(*starts).actions if isinstance(a, StartAction) and a.host_copy]
+
+
+def test_starts_make_no_host_copies_but_the_first_of_an_image_of_which_one_is_kept() -> None:
+    world = World(f="a")
+    version = world.state_cache.current("f")
+    assert version is not None
+    for node in ("n0", "n1", "n2"):
+        world.node(node)
+    holder = ImageHolder(node="n1", host="host-n1", cast="", tier="host")
+    waits = replace(start("i0", version, "n0"), holders=(holder,))
+    assert with_copies(
+        world, waits, start("i1", version, "n1"), replace(waits, instance_id="i2", node="n2")
+    ) == ["i1"]
+    assert with_copies(world, start("i3", version, "n0")) == [], "it is arriving"
+    world.planner.pending.clear()
+    world.node("n2", held("a", pinned=True))
+    assert with_copies(world, start("i4", version, "n0"), start("i5", version, "n1")) == []
+
+
+def test_starts_of_one_host_share_a_host_copy_if_it_has_room() -> None:
+    world = World(f="a")
+    version = world.state_cache.current("f")
+    assert version is not None
+    world.node("n0", held("a", pinned=True))
+    for node, nbytes in (("n1", 2 * MIB), ("n2", 2 * MIB), ("n3", 1), ("n4", 1)):
+        world.node(node, host=f"h{nbytes}", host_bytes=nbytes)
+    starts = [start(f"i{number}", version, f"n{number}") for number in range(1, 5)]
+    assert with_copies(world, *starts) == ["i1", "i2"]
+
+
+def test_starts_keep_copies_within_the_bytes_for_served_ones_and_for_other_engines() -> None:
+    world = World(f="a", g="b")
+    world.replicator = Replicator(world.planner, served_copies_bytes=MIB)
+    first, second = world.state_cache.current("f"), world.state_cache.current("g")
+    assert first is not None and second is not None
+    world.node("n0", held("a", pinned=True), held("b", pinned=True))
+    world.node("n1")
+    assert with_copies(world, start("i1", first, "n1"), start("i2", second, "n1")) == ["i1"]
+    mapped = replace(second, engine=EngineKind.VLLM)
+    assert with_copies(world, start("i3", first, "n1"), start("i4", mapped, "n1")) == ["i3", "i4"]
 
 
 def test_other_engines_map_the_host_copy() -> None:
@@ -266,6 +312,7 @@ def test_a_start_waits_until_others_keep_what_it_would_push_out() -> None:
     version = world.deploy("h", "c")
     world.node("n0", held("a", pinned=True, used=WALL - 2), held("b", pinned=True, used=WALL - 1))
     world.node("n1", held("c", pinned=True))
+    version = replace(version, engine=EngineKind.VLLM)  # its starts make host copies
     plan = world.plan(start("i", version, "n0"))
     (move,) = plan.actions
     moved, stays = sorted((digest("a"), digest("b")), key=lambda image: score(image, "host-n0", 2 * MIB))
@@ -277,7 +324,7 @@ def test_a_start_waits_until_others_keep_what_it_would_push_out() -> None:
     assert plan.actions == [UnpinAction(image=moved, node="n0")]
     world.execute(plan)
     again = start("i", version, "n0")
-    assert world.plan(again).actions == [again]
+    assert world.plan(again).actions == [replace(again, host_copy=True)]
     assert world.owners() == {moved: ["n1"], stays: ["n0"], digest("c"): ["n1"]}
 
 
@@ -286,12 +333,12 @@ def test_a_start_does_not_wait_where_nobody_can_take_over_or_for_too_long() -> N
     version = world.deploy("h", "c")
     world.node("n0", held("a", pinned=True), host_bytes=MIB)
     world.node("n1", held("c", pinned=True), host_bytes=MIB)
-    only = start("i", version, "n0")
-    assert only in world.plan(only).actions
+    only = start("i", replace(version, engine=EngineKind.VLLM), "n0")
+    assert with_copies(world, only) == ["i"]
     world.node("n2", host_bytes=MIB)
-    assert only not in world.plan(only).actions
+    assert with_copies(world, only) == []
     world.now = 10.0
-    assert only in world.plan(only).actions
+    assert with_copies(world, only) == ["i"]
 
 
 def test_kept_copies_move_to_hosts_that_join_later() -> None:

@@ -8,7 +8,7 @@ import pytest
 from invoker.base.errors import HostTierFull, OutOfDeviceMemory
 from invoker.engine.kv.budget import kv_cache_bytes
 from invoker.instances.device_cache import Copying, DeviceCache, DeviceImageState
-from invoker.instances.device_copy import ImagePiece, copy_arriving, cut_spans
+from invoker.instances.device_copy import ImagePiece, copy_arriving, copy_in, cut_spans
 from invoker.memory.arena import COPY_CHUNK_BYTES, CpuArena
 from rdmacast.server.region import GrowingRegion
 from registry.clock import FakeClock
@@ -17,13 +17,13 @@ from tests.fixtures.patience import until
 MIB = 1 << 20
 
 
-def test_regions_are_aligned_and_apart() -> None:
+async def test_regions_are_aligned_and_apart() -> None:
     arena = CpuArena(MIB)
     first, second = arena.reserve(1000), arena.reserve(5)
     assert first.pointer % 256 == second.pointer % 256 == 0
     assert first.buffer is not None and second.buffer is not None
-    arena.copy_in(first, 0, memoryview(b"a" * 1000))
-    arena.copy_in(second, 1, memoryview(b"bc"))
+    await copy_in(arena, first, 0, memoryview(b"a" * 1000))
+    await copy_in(arena, second, 1, memoryview(b"bc"))
     assert bytes(first.buffer) == b"a" * 1000 and bytes(second.buffer)[1:3] == b"bc"
     with pytest.raises(OutOfDeviceMemory, match="1048576 bytes on cpu: 1047296 bytes are free"):
         arena.reserve(MIB)

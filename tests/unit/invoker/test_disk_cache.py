@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.no_server import EmptyArena
 from invoker.base.counters import Counters
 from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.tier import HostTier
-from invoker.loading.arrival import ImageLoad
-from invoker.loading.disk_cache import DiskCache, DiskSpace
+from invoker.loading.arrival import HostLoad, ImageLoad
+from invoker.loading.disk_cache import STEP_BYTES, DiskCache, DiskSpace
 from invoker.loading.disk_writer import DiskWriter
 from invoker.loading.fetch_order import DISK_CACHE, FetchOrder, LoadSources
+from invoker.loading.image_copies import ImageCopies
 from invoker.loading.origins import Origins
 from invoker.loading.partial_image import PartialImage
 from invoker.loading.starts_first import StartsFirst
@@ -35,9 +37,10 @@ def write(disk: DiskCache, source: Path, digest: str) -> bool:
     started = disk.begin(digest, source.stat().st_size)
     if started is None:
         return False
+    buffer = memoryview(bytearray(STEP_BYTES))
     with source.open("rb") as file:
         while not started.is_complete:
-            started.step(file.fileno())
+            started.step(lambda offset, into: os.preadv(file.fileno(), [into], offset), buffer)
     started.finish()
     return True
 
@@ -146,7 +149,7 @@ def in_memory(tier: HostTier, image: FakeImage) -> int:
 
 async def test_verified_images_are_written_in_the_background(tmp_path: Path, tier: HostTier) -> None:
     image, disk, changed = make_image("a", 9 * MIB), cache(tmp_path), asyncio.Event()
-    writer = DiskWriter(disk, tier, changed.set)
+    writer = DiskWriter(disk, ImageCopies(tier, EmptyArena()), changed.set)
     writing = asyncio.create_task(writer.run(lambda: False))
     writer.add("0" * 64, 17)  # evicted meanwhile
     writer.add(image.digest, in_memory(tier, image))
@@ -177,7 +180,7 @@ async def test_a_write_that_is_cancelled_leaves_nothing(tmp_path: Path, tier: Ho
         asked.set()
         return True
 
-    writer = DiskWriter(disk, tier, lambda: None)
+    writer = DiskWriter(disk, ImageCopies(tier, EmptyArena()), lambda: None)
     writing = asyncio.create_task(writer.run(is_busy))
     writer.add(image.digest, in_memory(tier, image))
     await asked.wait()
@@ -189,7 +192,7 @@ async def test_a_write_that_is_cancelled_leaves_nothing(tmp_path: Path, tier: Ho
 def order(disk: DiskCache | None) -> tuple[FetchOrder, Counters]:
     counters = Counters()
     sources = LoadSources(
-        node="n", host="h", store=None, casts=None, device_buffer=lambda image: None, disk=disk
+        node="n", host="h", store=None, casts=None, arena_reader=lambda image: None, disk=disk
     )
     return FetchOrder(sources, Origins(), counters), counters
 
@@ -198,7 +201,7 @@ async def load(tier: HostTier, image: FakeImage, fetches: FetchOrder) -> ImageLo
     writer = tier.begin(image.digest, len(image.data))
     assert isinstance(writer, ImageWriter)
     target = PartialImage(writer, image.manifest, lambda arrived: None)
-    loading = ImageLoad([], "", target)
+    loading = HostLoad([], "", target, writer)
     ref = ImageRef(image=image.digest, manifest="", nbytes=len(image.data))
     try:
         await fetches.fill(loading, ref)

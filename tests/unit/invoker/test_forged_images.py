@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.no_server import EmptyArena
 from invoker.base.counters import Counters
 from invoker.host_tier.tier import HostTier
 from invoker.loading.image_checks import ImageChecks
+from invoker.loading.image_copies import ImageCopies, ImageCopy
 from rdmacast.aio.groups import cancel_and_wait
 from registry.errors import RemoteError
 from registry.images.verify import unit_checksums
 from registry.messages.images import WarmImage
+from registry.records.node import Tier
 from tests.fixtures.host_tier import begin, digest, fill
 from tests.fixtures.invoker import (
     FakeCluster,
@@ -61,6 +64,30 @@ def forge(folder: Path, image: FakeImage) -> None:
         file.write(forged(image)[: FORGED_AT[-1] + 1])
 
 
+async def test_what_arrived_in_the_arena_is_checked_and_dropped_with_its_instance(tmp_path: Path) -> None:
+    image, early = forgeable(), FakeEngines(early=True)  # which do not look at the bytes
+    async with (
+        FakeCluster(tmp_path, settle_s=SETTLE_S) as cluster,
+        cluster.node("n0", "h0") as first,
+        cluster.node("n1", "h1", engines=early) as second,
+    ):
+        await cluster.put(image)
+        await first.ask(WarmImage(image=image.ref()))
+        await counted(first, "images_verified")
+        forge(cluster.shm, image)
+        holder = await first.holder()
+        await second.ask(start_request("i1", image, holder))
+        await counted(second, "images_rejected")
+        await without_instances(cluster, second)
+        assert (await second.record()).holdings == ()
+        early.early = False
+        await second.ask(start_request("i2", image, holder))  # not from that peer again
+        await counted(second, "images_verified")
+        record = await second.record()
+        assert record.counters["disk_read_bytes"] == len(image.data)
+        assert [holding.tiers for holding in record.holdings] == [(Tier.GPU,)]
+
+
 @asynccontextmanager
 async def two_nodes(folder: Path, image: FakeImage) -> AsyncIterator[tuple[FakeCluster, FakeNode, FakeNode]]:
     """Two nodes which check images soon, and a store which has the image."""
@@ -99,16 +126,17 @@ class CheckedTier:
 
     def __init__(self, tier: HostTier) -> None:
         self.tier = tier
-        self.checks = ImageChecks(tier, Counters(), settle_s=SETTLE_S)
-        self.rejected: list[tuple[str, int]] = []
+        self.checks = ImageChecks(tier, ImageCopies(tier, EmptyArena()), Counters(), settle_s=SETTLE_S)
+        self.rejected: list[tuple[str, ImageCopy]] = []
 
     async def rejects(self) -> None:
         """Run the checks until one rejects an image."""
         done = asyncio.Event()
 
-        async def reject(image: str, inode: int) -> None:
-            self.tier.discard(image, inode)
-            self.rejected.append((image, inode))
+        async def reject(image: str, copy: ImageCopy) -> None:
+            assert isinstance(copy, int)
+            self.tier.discard(image, copy)
+            self.rejected.append((image, copy))
             done.set()
 
         running = asyncio.create_task(self.checks.run(lambda: False, reject))
@@ -140,7 +168,7 @@ async def test_a_forged_image_is_dropped_and_loaded_from_the_store(tmp_path: Pat
         await counted(second, "images_rejected")
         assert not copy.exists() and (await second.record()).holdings == ()
         # It is not taken from that peer again.
-        await second.ask(start_request("i1", image, holder))
+        await second.ask(start_request("i1", image, holder, host_copy=True))
         assert copy.read_bytes() == image.data
         await counted(second, "images_verified")
         record = await second.record()

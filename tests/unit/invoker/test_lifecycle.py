@@ -55,10 +55,15 @@ PEERS = (holder("n0", "h0", "gpu"), holder("n1", "h0"), holder("n2", "h2"), hold
 
 
 def test_the_nearest_peer_comes_first() -> None:
-    assert [peer.node for peer in choose_peers(PEERS, node="n0", host="h0")] == ["n3", "n2"]
-    assert choose_peers((), node="n0", host="h0") == []
+    assert [peer.node for peer in choose_peers(PEERS, node="n0", host="h0", shares_tier=True)] == ["n3", "n2"]
+    assert choose_peers((), node="n0", host="h0", shares_tier=True) == []
+
+
+def test_a_load_into_the_arena_reads_what_arrives_in_another_one_of_the_host() -> None:
+    peers = choose_peers(PEERS, node="n0", host="h0", shares_tier=False)
+    assert [peer.node for peer in peers] == ["n1", "n3", "n2"]
 
 
 def test_a_peer_with_two_tiers_is_one_source() -> None:
     peers = (holder("n3", "h0"), holder("n2", "h2"), holder("n2", "h2", "gpu"), holder("n3", "h0", "gpu"))
-    assert [peer.node for peer in choose_peers(peers, node="n0", host="h0")] == ["n3", "n2"]
+    assert [peer.node for peer in choose_peers(peers, node="n0", host="h0", shares_tier=True)] == ["n3", "n2"]

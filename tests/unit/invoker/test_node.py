@@ -46,7 +46,7 @@ SIZE = 3 * 1024 * KIB + 1234
 async def test_cold_from_the_store_then_hot_then_warm(tmp_path: Path) -> None:
     image = make_image("a", SIZE)
     async with one_node(tmp_path, image, "--keep-hot", "0s") as (cluster, node):
-        cold = started(await node.ask(start_request("i1", image)))
+        cold = started(await node.ask(start_request("i1", image, host_copy=True)))
         assert cold.start_kind == "cold"
         assert set(cold.phases_ms) == {"reserve", "fetch", "copy", "bind", "ready"}
         hot = started(await node.ask(start_request("i2", image)))
@@ -83,7 +83,8 @@ async def test_nodes_of_one_host_share_the_copy(tmp_path: Path) -> None:
     image = make_image("a", SIZE)
     async with two_nodes(tmp_path, image, host="h0") as (cluster, first, second):
         both = await asyncio.gather(
-            first.ask(start_request("i1", image)), second.ask(start_request("i2", image))
+            first.ask(start_request("i1", image, host_copy=True)),
+            second.ask(start_request("i2", image, host_copy=True)),
         )
         assert {started(replies).start_kind for replies in both} <= {"cold", "warm"}
         read = [(await node.record()).counters["disk_read_bytes"] for node in (first, second)]
@@ -98,7 +99,7 @@ async def test_the_accelerator_serves_an_image_that_left_host_memory(tmp_path: P
     image = make_image("a", SIZE)
     async with two_nodes(tmp_path, image) as (cluster, first, second):
         blob = cluster.blob(image)
-        await first.ask(start_request("i1", image))
+        await first.ask(start_request("i1", image, host_copy=True))
         blob.unlink()
         (done,) = await first.ask(DropImage(image=image.digest, tier="host"))
         assert done == Acknowledged(detail="dropped")
@@ -285,7 +286,7 @@ async def test_a_host_copy_was_last_used_when_its_instance_ended(tmp_path: Path,
     async with FakeCluster(tmp_path) as cluster:
         async with cluster.node("n0", "h0", "--keep-hot", keep_hot) as node:
             await cluster.put(image)
-            await node.ask(start_request("i1", image))
+            await node.ask(start_request("i1", image, host_copy=True))
             loaded_at = 1000.0
             os.utime(cluster.shm / "h0" / image.digest, (loaded_at, loaded_at))  # long ago
             stopped_at = time.time()
@@ -301,11 +302,12 @@ async def test_an_idle_image_stays_hot_until_its_room_is_needed(tmp_path: Path) 
         async with cluster.node("n0", "h0", *flags) as node:
             await cluster.put(first)
             await cluster.put(second)
-            await node.ask(start_request("i1", first))
+            await node.ask(start_request("i1", first, host_copy=True))
             await node.ask(StopInstance(instance_id="i1"))
             assert started(await node.ask(start_request("i2", first))).start_kind == "hot"
             await node.ask(StopInstance(instance_id="i2"))
-            assert started(await node.ask(start_request("i3", second))).start_kind == "cold"
+            cold = started(await node.ask(start_request("i3", second, host_copy=True)))
+            assert cold.start_kind == "cold"
             record = await node.record()
             assert {h.image: h.tiers for h in record.holdings} == {
                 first.digest: (Tier.HOST,),

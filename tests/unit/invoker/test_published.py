@@ -3,22 +3,24 @@
 import hashlib
 import os
 import random
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.no_server import EmptyArena
 from invoker.host_tier.image_writer import ImageWriter
 from invoker.host_tier.tier import HostTier
 from invoker.loading.published import ImageRegion
-from rdmacast.errors import RegionGone
+from rdmacast.errors import NotShared, RegionGone
 from rdmacast.server.region import GrowingRegion
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 BLOCK_BYTES = 1024
 EVERYTHING = (1 << 10) - 1
+POINTER = 1 << 30
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def begin(tier: HostTier, region: ImageRegion) -> tuple[ImageWriter, GrowingRegi
 
 async def test_an_image_that_was_evicted_is_told_of_anew(tier: HostTier) -> None:
     """Peers add up what is published under one epoch: they would ask it for blocks that it has no more."""
-    region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None)
+    region = ImageRegion(DIGEST, len(CONTENT), tier, EmptyArena())
     writer, arriving = begin(tier, region)
     writer.view[:] = CONTENT
     arriving.mark(0, 3 * BLOCK_BYTES)
@@ -65,7 +67,7 @@ async def test_an_image_that_was_evicted_is_told_of_anew(tier: HostTier) -> None
 
 
 async def test_one_that_comes_again_before_anybody_asked_is_told_of_anew_too(tier: HostTier) -> None:
-    region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None)
+    region = ImageRegion(DIGEST, len(CONTENT), tier, EmptyArena())
     writer, arriving = begin(tier, region)
     writer.view[:] = CONTENT
     arriving.complete()
@@ -80,15 +82,29 @@ async def test_one_that_comes_again_before_anybody_asked_is_told_of_anew_too(tie
     region.load_ended()
 
 
-async def test_what_only_a_gpu_has_is_not_told_but_read_there(tier: HostTier) -> None:
-    pointer = 1 << 30
-    here = {DIGEST: pointer}
-    region = ImageRegion(DIGEST, len(CONTENT), tier, lambda _: None, here.get)
-    assert region.bitfield(BLOCK_BYTES).held == 0 and region.shm_path is None
+class GpuImages(EmptyArena):
+    """CONTENT on a GPU, from POINTER on, while it is `here`."""
+
+    here = True
+
+    def gpu_pointer(self, image: str) -> int | None:
+        return POINTER if self.here else None
+
+    @asynccontextmanager
+    async def staged(self, image: str, offset: int, nbytes: int) -> AsyncIterator[memoryview]:
+        yield memoryview(CONTENT)[offset : offset + nbytes]
+
+
+async def test_what_only_a_gpu_has_is_published_and_read_there_or_through_host_memory(tier: HostTier) -> None:
+    gpu = GpuImages()
+    region = ImageRegion(DIGEST, len(CONTENT), tier, gpu)
+    assert region.bitfield(BLOCK_BYTES).held == EVERYTHING and region.shm_path is None
     await region.wait_for(100, 50)
-    assert region.gpu_pointer(100, 50) == pointer + 100
-    with pytest.raises(RegionGone, match="no longer on this node"):
-        region.view(100, 50)  # what another transport than that of GPUs asks for
+    assert region.gpu_pointer(100, 50) == POINTER + 100
+    async with region.staged(100, 50) as copy:
+        assert copy == CONTENT[100:150]
+    with pytest.raises(NotShared, match="in the memory of a GPU only"):
+        region.view(100, 50)  # what a transport asks for that shares host memory
     writer, arriving = begin(tier, region)
     assert region.gpu_pointer(0, 1) is None
     writer.view[:] = CONTENT
@@ -99,16 +115,14 @@ async def test_what_only_a_gpu_has_is_not_told_but_read_there(tier: HostTier) ->
     assert region.gpu_pointer(0, 1) is None and region.view(0, 1) == CONTENT[:1]
     region.close()
     assert tier.evict(DIGEST)
-    here.clear()
+    gpu.here = False
     with pytest.raises(RegionGone, match="no longer on this node"):
         await region.wait_for(0, 1)
 
 
 async def test_what_other_nodes_of_the_host_loaded_is_checked_when_served(tier: HostTier) -> None:
     checked: list[tuple[str, int]] = []
-    region = ImageRegion(
-        DIGEST, len(CONTENT), tier, lambda _: None, check=lambda *found: checked.append(found)
-    )
+    region = ImageRegion(DIGEST, len(CONTENT), tier, EmptyArena(), check=lambda *found: checked.append(found))
     writer = tier.begin(DIGEST, len(CONTENT))
     assert isinstance(writer, ImageWriter)
     with closing(writer.publish()) as mapping:
