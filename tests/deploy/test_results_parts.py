@@ -13,6 +13,7 @@ import pytest
 from benchmarks import zigzag
 from benchmarks.ablation import command as ablation
 from benchmarks.harness.processes import ROOT
+from benchmarks.interference import command as interference
 from benchmarks.live_picture import command as live_picture
 from benchmarks.multicast import command as multicast
 from benchmarks.multicast_sim import command as multicast_sim
@@ -28,6 +29,7 @@ from tests.fixtures.patience import PATIENCE_S
 
 PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "benchmarks.ablation": ablation.parse,
+    "benchmarks.interference": interference.parse,
     "benchmarks.live_picture": live_picture.parse,
     "benchmarks.multicast": multicast.parse,
     "benchmarks.multicast_sim": multicast_sim.parse,
