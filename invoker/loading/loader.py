@@ -70,6 +70,10 @@ class ImageLoader:
     def is_loading(self) -> bool:
         return bool(self._loads)
 
+    def arriving(self) -> list[PartialImage]:
+        """Return the images that are being filled."""
+        return [load.target for load in self._loads.values() if not load.is_complete]
+
     def distrust(self, image: str, inode: int) -> None:
         """Take the image no more from where this file of it came from, but from the store if possible."""
         store = self._sources.store
