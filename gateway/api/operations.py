@@ -12,7 +12,7 @@ from gateway.schemas import parameters as p
 from gateway.schemas.casts import CastList
 from gateway.schemas.functions import ClassifyRequest, ClassifyResponse, FeaturesRequest, FeaturesResponse
 from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequest, ModelCard, ModelList
-from gateway.schemas.operations import EVENTS, HTML, JSON, TEXT, Audit, Operation
+from gateway.schemas.operations import CSS, EVENTS, HTML, JSON, SCRIPT, SVG, TEXT, Audit, Operation
 
 
 def _open(
@@ -129,7 +129,8 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "The nodes, functions, instances, casts and pipelines that the key may see, and their changes",
         needs=Right.READ_FUNCTIONS,
         others=(EVENTS,),
-        failures=(503,),
+        parameters=(p.ONCE,),
+        failures=(422,),
         follows=True,
     ),
     Operation(
@@ -204,14 +205,13 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
     _open("/health", lambda to: to.system.health, "A summary", answers.Health),
     _open("/metrics", lambda to: to.system.metrics, "Prometheus metrics", None, TEXT),
     _open("/ui", lambda to: to.ui.page, "The console", None, HTML),
-    _open("/ui/", lambda to: to.ui.redirect, "The same", None, HTML),
     Operation(
         "get",
         "/ui/{file}",
         lambda to: to.ui.file,
         "A file of the console",
         needs=Right.NONE,
-        others=(HTML, TEXT),
+        others=(HTML, CSS, SCRIPT, SVG),
         parameters=(p.UI_FILE,),
         failures=(404,),
     ),

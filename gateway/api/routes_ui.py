@@ -1,7 +1,7 @@
 """/ui: the console's files, which need no key: what they show does."""
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from gateway.core.errors import ApiError
 from gateway.ui.files import PAGE, file_response, ui_files
@@ -13,10 +13,6 @@ class UiRoutes:
     async def page(self, request: Request) -> Response:
         """Return the page. Its references are relative, so that it works below any prefix of a proxy."""
         return file_response(ui_files()[PAGE], request)
-
-    async def redirect(self, request: Request) -> Response:
-        """Send a browser from /ui/ to /ui, from where the references of the page are right."""
-        return RedirectResponse("../ui", status_code=308)
 
     async def file(self, request: Request) -> Response:
         """Return one file. Raises ApiError (404)."""

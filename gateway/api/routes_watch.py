@@ -11,11 +11,11 @@ from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.drain import ServingPhase
 from gateway.http.sse import EventStream
 from gateway.requests.services import Services
+from gateway.schemas.parameters import ONCE
 from gateway.watch.hub import Watcher
 from gateway.watch.scope import scope_of
 
 _LOOK_S = 1.0  # after which a quiet stream looks whether it is to end
-_KEY_CHECK_S = 10.0  # between two checks of its key
 
 
 class WatchRoutes:
@@ -26,14 +26,15 @@ class WatchRoutes:
 
     async def watch(self, request: Request) -> ASGIApp:
         """Send all that the key may see, then what changes, until the client leaves or the key ends."""
-        return WatchReply(self._services)
+        return WatchReply(self._services, once=ONCE.read(request))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchReply:
-    """The stream of one watcher: each event is a frame, the first a whole one."""
+    """The stream of one watcher: each event is a frame, the first a whole one, with `once` the only one."""
 
     services: Services
+    once: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = request_context(scope).caller
@@ -51,13 +52,16 @@ class WatchReply:
     async def _send_frames(self, watcher: Watcher, stream: EventStream, header: bytes) -> None:
         """Send frames until this gateway drains. Raises Unauthorized once the key is not valid any more."""
         clock, limiter, auth = self.services.clock, self.services.limiter, self.services.auth
-        check_s = clock.monotonic_s() + _KEY_CHECK_S
+        settings = self.services.settings.streams
+        check_s = clock.monotonic_s() + settings.key_check_s
         while limiter.phase is ServingPhase.SERVING:
             frame = await watcher.next(_LOOK_S)
             if frame is not None:
                 await stream.event(frame)
-            elif stream.quiet_s > self.services.settings.streams.keepalive_s:
+                if self.once:
+                    return
+            elif stream.quiet_s > settings.keepalive_s:
                 await stream.comment("keepalive")
             if clock.monotonic_s() >= check_s:
-                check_s = clock.monotonic_s() + _KEY_CHECK_S
+                check_s = clock.monotonic_s() + settings.key_check_s
                 await auth.authenticate(header)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.cluster.condition import ChangeCondition
 from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, PulledModel, WaitStage, Work
 from gateway.core.open_call import DeadlineTimer, OpenCall
-from registry.errors import Conflict, CorruptImage, NotFound, StoreError
+from registry.errors import Conflict, CorruptImage, NotFound, RegistryError, StoreError
 from registry.messages.arrivals import Arrivals
 from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.records.cast import CastState
@@ -127,9 +127,10 @@ class FakeCluster:
     lines: Sequence[str] = ("n0 started",)
     failure: Exception | None = None
     snapshot: Snapshot = _EMPTY
-    served: dict[tuple[str, int], CallTraffic] = field(default_factory=dict)
+    served: Callable[[], dict[tuple[str, int], CallTraffic]] = dict
     ended: dict[str, dict[str, CastState]] = field(default_factory=dict)  # parts of casts
     arriving: dict[str, Arrivals] = field(default_factory=dict)  # by node; others report nothing
+    silent: RegistryError | None = None  # why no node reports what arrives on it
     changes: ChangeCondition = field(default_factory=ChangeCondition)
 
     async def refresh(self) -> None:
@@ -146,10 +147,13 @@ class FakeCluster:
         return self.ended.get(cast_id, {})
 
     def traffic(self) -> dict[tuple[str, int], CallTraffic]:
-        return dict(self.served)
+        return self.served()
 
     async def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
-        """Yield what is set to arrive on the node, when it is set and at each `changes`."""
+        """Yield what is set to arrive on the node, now and when it is another at one of `changes`."""
+        self.asked.append(("arrivals", node))
+        if self.silent is not None:
+            raise self.silent
         shown = None
         while True:
             found = self.arriving.get(node)

@@ -186,7 +186,8 @@ class WatchBoard:
         before = {one.name: one.access for one in self._functions}
         now = {one.name: one.access for one in functions}
         if before != now:
-            change.access = any(before[name] != access for name, access in now.items() if name in before)
+            # What a scope does not see any more, it would not be sent as gone either.
+            change.access = any(now.get(name) != access for name, access in before.items())
             self._names.clear()
         self._functions = functions
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FRAME_S = 0.1  # between two frames, at least
 MAX_WATCHERS = 256
-MAX_OF_TENANT = 32
+MAX_OF_TENANT = 128
 _MAX_LATE = 16  # frames that a watcher has not read; then it gets a whole one instead
 _RETRY_S = 1.0  # after a node has reported nothing
 
@@ -62,7 +62,7 @@ class Watcher:
 
 
 class WatchHub:
-    """All watchers of this gateway, at most 256, and 32 of one tenant."""
+    """All watchers of this gateway, at most 256, and 128 of one tenant."""
 
     def __init__(self, cluster: ClusterOperations, clock: Clock, gateway: str) -> None:
         self._cluster = cluster
@@ -109,12 +109,18 @@ class WatchHub:
                 self._news.clear()
                 await self._news.wait()
                 continue
-            async with asyncio.TaskGroup() as group:
-                await self._serve(group)
-                for task in self._followed.values():
-                    task.cancel()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._serve(group)
+                    for task in self._followed.values():
+                        task.cancel()
+            except* Exception:  # a fault of what is only shown must not end the gateway
+                log.exception("the watch has failed, and begins anew")
+                await asyncio.sleep(_RETRY_S)
             self._followed.clear()
             self._arrivals.clear()
+            for watcher in self._watchers:
+                watcher.needs_whole = True
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
         """Send frames as long as there are watchers."""

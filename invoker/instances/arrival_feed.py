@@ -37,9 +37,14 @@ async def follow_arrivals(
         await asyncio.sleep(interval_s)
 
 
+def cell_bytes(nbytes: int) -> int:
+    """Return the size of the equal parts, at most MAX_CELLS, in which an image is reported: whole units."""
+    units = -(-nbytes // UNIT_BYTES)
+    return -(-units // MAX_CELLS) * UNIT_BYTES
+
+
 def _image(target: PartialImage) -> ArrivingImage:
-    units = -(-target.nbytes // UNIT_BYTES)
-    field = target.bitfield(-(-units // MAX_CELLS) * UNIT_BYTES)
+    field = target.bitfield(cell_bytes(target.nbytes))
     held = field.held.to_bytes((field.blocks + 7) // 8, "little")
     return ArrivingImage(image=target.manifest.sha256, cells=field.blocks, held=held)
 
