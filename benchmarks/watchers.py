@@ -2,9 +2,9 @@
 
 A cast: one node casts a random model to the others over slow links, in turns without and with one watcher.
 Measured are the processor time of the gateway and, at the watcher, for each report of a node, the time from
-the node's look at its memory until the frame is read. A node looks every 100 ms, so what is shown is at most that
-much older. Throughput: requests per second of the echo function with no, one and many watchers, in turns; the
-watchers are processes of this machine, too, so their own share of the processors is given.
+the node's look at its memory until the frame is read. A node looks every 100 ms, so what is shown is at most
+that much older. Throughput: requests per second of the echo function with no, one and many watchers, in
+turns; the watchers are a process of this machine, too, so its own share of the processors is given.
 
 example:
   python -m benchmarks.watchers --nodes 8 --rounds 3 --json watchers.json

@@ -24,7 +24,8 @@ export function whenRefused(callback) {
 
 export const address = () => base.href.replace(/\/$/, "");
 
-export async function request(method, path, { body, headers = {}, signal } = {}) {
+// `quiet`: a refused key is no news, since it is being tried.
+export async function request(method, path, { body, headers = {}, signal, quiet = false } = {}) {
   const raw = body instanceof Blob;
   let response;
   try {
@@ -47,7 +48,7 @@ export async function request(method, path, { body, headers = {}, signal } = {})
   if (response.ok) return response;
   const error = await response.json().then((found) => found.error, () => null);
   const refused = new ApiError(response.status, error?.code ?? "", error?.message ?? `HTTP ${response.status}`);
-  if (response.status === 401) onRefused(refused);
+  if (response.status === 401 && !quiet) onRefused(refused);
   throw refused;
 }
 

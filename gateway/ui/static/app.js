@@ -60,7 +60,7 @@ function SignIn({ reason, onSignedIn }) {
     setBusy(true);
     storeKey(key);
     try {
-      onSignedIn(await get("admin/me"));
+      onSignedIn(await get("admin/me", { quiet: true }));
     } catch (found) {
       forgetKey();
       setError(found.status === 401 ? "This key is unknown, revoked or expired." : found.message);
@@ -145,7 +145,7 @@ function App() {
   useEffect(() => {
     whenRefused(() => signOut("This key is not valid any more."));
     if (storedKey() !== null) {
-      get("admin/me").then(signIn, (error) => signOut(error.message)).finally(() => setRestoring(false));
+      get("admin/me", { quiet: true }).then(signIn, (error) => signOut(error.message)).finally(() => setRestoring(false));
     }
   }, []);
 

@@ -23,11 +23,15 @@ export function Icon({ name, size = 20 }) {
   </svg>`;
 }
 
+let shownTitle = null; // a page that is drawn anew, when its data is there, is no other page
+
 export function Page({ title, intro, actions, children }) {
   const heading = useRef();
   useEffect(() => {
     document.title = `${title} · Hypercast`;
-    heading.current?.focus({ preventScroll: true }); // a screen reader reads the new page's title
+    if (title === shownTitle) return;
+    if (shownTitle !== null) heading.current?.focus({ preventScroll: true }); // a screen reader reads it
+    shownTitle = title;
     window.scrollTo(0, 0);
   }, [title]);
   return html`<header class="page-head">
