@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -141,22 +141,25 @@ async def casts(platform: LocalPlatform, args: Namespace, folder: Path) -> list[
                 one = await _cast(platform, admin, count)
                 found[count].append(one)
                 say(f"{count} watchers: {one['gateway_share']:.2%} of a core over {one['seconds']:.1f} s")
+    return [cast_record(found, args.nodes)]
+
+
+def cast_record(found: Mapping[int, Sequence[Mapping[str, Any]]], nodes: int) -> Record:
+    """Return the record of casts to `nodes` nodes, by their number of watchers (0, 1)."""
     shares = {count: [one["gateway_share"] for one in rows] for count, rows in found.items()}
     lags = [lag for one in found[1] for lag in one["lags"]]
-    return [
-        {
-            "name": "cast",
-            "nodes": args.nodes,
-            "gateway_share_unwatched": shares[0],
-            "gateway_share_watched": shares[1],
-            "watcher_share": statistics.median(shares[1]) - statistics.median(shares[0]),
-            "reports": len(lags),
-            "lag_p50_s": percentile(lags, 0.5),
-            "lag_p99_s": percentile(lags, 0.99),
-            "lag_max_s": max(lags, default=None),
-            "shown_within_s": max(lags, default=0.0) + _LOOK_S,
-        }
-    ]
+    return {
+        "name": "cast",
+        "nodes": nodes,
+        "gateway_share_unwatched": shares[0],
+        "gateway_share_watched": shares[1],
+        "watcher_share": statistics.median(shares[1]) - statistics.median(shares[0]),
+        "reports": len(lags),
+        "lag_p50_s": percentile(lags, 0.5),
+        "lag_p99_s": percentile(lags, 0.99),
+        "lag_max_s": max(lags, default=None),
+        "shown_within_s": max(lags, default=0.0) + _LOOK_S,
+    }
 
 
 def throughput(args: Namespace, folder: Path) -> list[Record]:

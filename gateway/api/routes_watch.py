@@ -1,5 +1,6 @@
 """/admin/watch: what the console shows, as server-sent events."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from gateway.requests.services import Services
 from gateway.schemas.parameters import ONCE
 from gateway.watch.hub import Watcher
 from gateway.watch.scope import scope_of
+from registry.errors import StateUnavailable
 
 _LOOK_S = 1.0  # after which a quiet stream looks whether it is to end
 
@@ -64,4 +66,5 @@ class WatchReply:
                 await stream.comment("keepalive")
             if clock.monotonic_s() >= check_s:
                 check_s = clock.monotonic_s() + settings.key_check_s
-                await auth.authenticate(header)
+                with suppress(StateUnavailable):  # it was valid, and is looked up again
+                    await auth.authenticate(header)

@@ -19,7 +19,6 @@ class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
     """A node's part: `source`, `running`, or how it ended: `complete`, `failed`, `cancelled`, `lost`."""
 
     node: str
-    host: str
     tier: str
     state: str
 
@@ -67,7 +66,7 @@ def show_cast(
         state = "source"
         if index not in record.sources:
             state = _state(record.image, ended.get(member.node), nodes.get(member.node))
-        parts.append(ShownPart(node=member.node, host=member.host, tier=member.tier, state=state))
+        parts.append(ShownPart(node=member.node, tier=member.tier, state=state))
     return ShownCast(
         function=record.function,
         version=record.version,

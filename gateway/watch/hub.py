@@ -147,10 +147,13 @@ class WatchHub:
             )
         )
         frames: dict[WatchScope, bytes | None] = {}
+        wholes: dict[WatchScope, bytes] = {}
         for watcher in self._watchers:
             scope = watcher.scope
             if watcher.needs_whole:
-                watcher.put(board.whole(scope, now), whole=True)
+                if scope not in wholes:
+                    wholes[scope] = board.whole(scope, now)
+                watcher.put(wholes[scope], whole=True)
                 continue
             if scope not in frames:
                 frames[scope] = board.frame(change, scope, now) if change else None

@@ -46,6 +46,7 @@ class TrafficMeter:
         self._sums: dict[Key, CallTraffic] = {}  # that only grow, also where a gateway restarts
         self._samples: dict[Key, deque[_Sample]] = {}
         self._next_s = 0.0
+        self._sampled = False
 
     def __repr__(self) -> str:
         return f"<TrafficMeter of {len(self._samples)} versions>"
@@ -56,20 +57,27 @@ class TrafficMeter:
             return
         self._next_s = now_s + SAMPLE_S
         for key, counts in own.items():
-            self._add(self._gateway, key, counts)
+            # Its own counts are complete: what is new among them was served since the sample before.
+            self._add(self._gateway, key, counts, since_zero=self._sampled)
+        self._sampled = True
         for report in reports:
             if report.gateway != self._gateway:
                 for load in report.loads:
-                    self._add(report.gateway, (load.function, load.version), load.traffic)
+                    key = load.function, load.version
+                    self._add(report.gateway, key, load.traffic, since_zero=False)
         for key, counts in self._sums.items():
-            samples = self._samples.setdefault(key, deque(maxlen=_SAMPLES))
+            samples = self._samples.get(key)
+            if samples is None:
+                samples = self._samples[key] = deque(maxlen=_SAMPLES)
+                if counts != CallTraffic():  # served since the sample before, when there was nothing
+                    samples.append(_Sample(now_s - SAMPLE_S, CallTraffic()))
             samples.append(_Sample(now_s, counts))
 
-    def _add(self, gateway: str, key: Key, counts: CallTraffic) -> None:
-        before = self._counts.get((gateway, key))
+    def _add(self, gateway: str, key: Key, counts: CallTraffic, *, since_zero: bool) -> None:
+        before = self._counts.get((gateway, key), CallTraffic() if since_zero else None)
         self._counts[gateway, key] = counts
         total = self._sums.get(key, CallTraffic())
-        if before is None:  # whatever it had served before it was first seen here is no traffic of now
+        if before is None:  # whatever another had served before it was first seen is no traffic of now
             self._sums[key] = total
         elif counts is not before:
             base = before if counts.requests >= before.requests else CallTraffic()

@@ -48,7 +48,7 @@ export function lanesOf(id, cast, known) {
       const reported = instance && state.layers.get(instance.id);
       return {
         node: part.node,
-        note: part.host,
+        note: state.nodes.get(part.node)?.host ?? "",
         state: serves ? "ready" : part.state === "running" && instance ? instance.state : part.state,
         whole,
         cells,

@@ -126,7 +126,7 @@ export function Table({ caption, columns, rows, keyOf, pageSize = 50, empty = "N
     </nav>`}`;
 }
 
-export function Tabs({ label, tabs, at, onSelect }) {
+export function Tabs({ label, tabs, at, onSelect, panel = "tab-panel" }) {
   const move = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -143,7 +143,7 @@ export function Tabs({ label, tabs, at, onSelect }) {
           id=${`tab-${one.id}`}
           data-tab=${one.id}
           aria-selected=${one.id === at}
-          aria-controls="tab-panel"
+          aria-controls=${panel}
           tabindex=${one.id === at ? 0 : -1}
           onClick=${() => onSelect(one.id)}
         >

@@ -201,8 +201,10 @@ export function TryIt({ name, task: given }) {
       </dl>`}
     <//>
     <${Card} title="The same call" className="span">
-      <${Tabs} label="Language" tabs=${[{ id: "curl", label: "curl" }, { id: "python", label: "Python" }]} at=${language} onSelect=${setLanguage} />
-      <${Code} label=${`The call in ${language}`} text=${language === "curl" ? what.curl : what.python} />
+      <${Tabs} label="Language" tabs=${[{ id: "curl", label: "curl" }, { id: "python", label: "Python" }]} at=${language} onSelect=${setLanguage} panel="code-panel" />
+      <div id="code-panel" role="tabpanel" aria-labelledby=${`tab-${language}`}>
+        <${Code} label=${`The call in ${language}`} text=${language === "curl" ? what.curl : what.python} />
+      </div>
     <//>
   </div>`;
 }

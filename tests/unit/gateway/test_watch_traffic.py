@@ -48,6 +48,14 @@ def test_gateways_add_up_and_what_they_served_before_does_not_count() -> None:
     assert only(meter).requests_s == 0.4
 
 
+def test_the_first_request_of_a_function_counts() -> None:
+    meter = TrafficMeter("g0")
+    meter.sample({}, (), 0.0)
+    meter.sample({KEY: counts(1, 8, 1, 2.5)}, (), SAMPLE_S)
+    shown = only(meter)
+    assert (shown.requests_s, shown.tokens_s, shown.ttft_ms) == (2.0, 16.0, 2500.0)
+
+
 def test_samples_are_apart_and_deleted_functions_are_forgotten() -> None:
     meter = TrafficMeter("g0")
     meter.sample({KEY: counts(0)}, (), 0.0)
