@@ -36,9 +36,10 @@ PAGES = {
 
 def fill(platform: Platform) -> list[str]:
     """Deploy functions and make keys of tenants; return the keys."""
-    for name in (_CODER, "echo", "classify", "embed"):
+    for name in (_CODER, "echo"):
         platform.run("deploy", str(ROOT / "functions" / name))
-    platform.run("deploy", str(ROOT / "functions" / _CODER), "--name", "autocomplete")
+    for name in ("autocomplete", "code-review"):
+        platform.run("deploy", str(ROOT / "functions" / _CODER), "--name", name)
     limits = {"requests_per_minute": 6000, "spend_limit_nanos": 25_000_000, "spend_period": "day"}
     with platform.http() as http:
         made = [
@@ -79,22 +80,21 @@ def save(page: Console, path: Path, width: int) -> None:
 def cast(platform: Platform, page: Console, keys: list[str], out: Path) -> None:
     """Take pictures of a cast whose nodes answer while they load."""
     with platform.http() as http:
-        nodes = [one["id"] for one in http.get("/admin/nodes").json()["nodes"]]
-        (holder,) = [
-            one["id"]
-            for one in http.get("/admin/nodes").json()["nodes"]
-            if f"{_CODER}:1" in one["tiers"]["host"]
-        ]
+        # From two sources, whose targets begin with different halves: together they soon have all layers.
+        http.post(f"/admin/functions/{_CODER}/warm", json={"nodes": 2}).read()
         http.patch(
             f"/admin/functions/{_CODER}", json={"scaling": {"live": "pipeline", "max_instances": _NODES}}
         )
-        others = [node for node in nodes if node != holder][:6]
+        nodes = http.get("/admin/nodes").json()["nodes"]
+        others = [one["id"] for one in nodes if f"{_CODER}:1" not in one["tiers"]["host"]]
         page.go("casts")
         page.find("h1", "Casts")
         with load(platform, keys, 3):
-            http.post(f"/admin/functions/{_CODER}/scale", json={"instances": 6, "on": others, "wait": False})
-            page.until("pipelines run", lambda: "runs layers" in "".join(page.texts(".lane")))
-            time.sleep(1.0)
+            http.post(
+                f"/admin/functions/{_CODER}/scale",
+                json={"instances": len(others), "on": others, "wait": False},
+            )
+            page.until("pipelines run", lambda: "runs layer" in "".join(page.texts(".lane")))
             for scheme in ("light", "dark"):
                 page.colours(scheme)
                 for width in WIDTHS:
@@ -111,7 +111,7 @@ def cast(platform: Platform, page: Console, keys: list[str], out: Path) -> None:
 def main() -> None:
     out = Path(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="hypercast-pictures-") as folder:
-        flags = ("--nodes", str(_NODES), "--hosts", str(_NODES), "--link-rate", "20mbit")
+        flags = ("--nodes", str(_NODES), "--hosts", str(_NODES), "--link-rate", "12mbit")
         platform = Platform(Path(folder), (*flags, "--allow-handlers", "--allow-unconfined-handlers"))
         platform.up()
         try:

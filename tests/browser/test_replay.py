@@ -35,7 +35,7 @@ def test_a_recorded_run_is_played_without_a_key(served: ServedGateway) -> None:
         page.until("the time is set", lambda: page.texts(".stat")[0].split("\n")[1] == "1.0 s")
         assert len(page.texts(".lane")) == 4 and "Pipelines\n0" in page.texts(".stat")[2]
         seek(page, 15.0)
-        page.until("pipelines run", lambda: "runs layers" in "".join(page.texts(".lane")))
+        page.until("pipelines run", lambda: "runs layer" in "".join(page.texts(".lane")))
         assert page.texts(".stat")[1].split("\n")[1] == "0 of 4"
         seek(page, 24.0)
         page.until("all are ready", lambda: page.texts(".stat")[1].split("\n")[1] == "4 of 4")

@@ -1,4 +1,5 @@
 // Small charts in SVG.
+import { ms } from "./format.js";
 import { html } from "./lib.js";
 
 const W = 600;
@@ -40,19 +41,19 @@ export function Bars({ rows, label, format = String, height = 160 }) {
 
 // The phases of a start as parts of one bar.
 export function Phases({ phases }) {
-  const parts = Object.entries(phases).filter(([, ms]) => ms > 0);
-  const sum = parts.reduce((total, [, ms]) => total + ms, 0);
+  const parts = Object.entries(phases).filter(([, took]) => took > 0);
+  const sum = parts.reduce((total, [, took]) => total + took, 0);
   if (!sum) return html`<span class="muted">–</span>`;
   let x = 0;
   return html`<div class="phases">
-    <svg viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${parts.map(([name, ms]) => `${name} ${ms} ms`).join(", ")}>
-      ${parts.map(([name, ms], index) => {
-        const wide = (ms / sum) * 100;
-        const rect = html`<rect key=${name} x=${x} width=${wide} height="6" class=${`phase-${index % 5}`}><title>${name}: ${ms} ms</title></rect>`;
+    <svg viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${parts.map(([name, took]) => `${name} ${ms(took)}`).join(", ")}>
+      ${parts.map(([name, took], index) => {
+        const wide = (took / sum) * 100;
+        const rect = html`<rect key=${name} x=${x} width=${wide} height="6" class=${`phase-${index % 5}`}><title>${name}: ${ms(took)}</title></rect>`;
         x += wide;
         return rect;
       })}
     </svg>
-    <small class="muted">${parts.map(([name, ms]) => `${name} ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`).join(" · ")}</small>
+    <small class="muted">${parts.map(([name, took]) => `${name} ${ms(took)}`.replaceAll(" ", "\u00a0")).join(" · ")}</small>
   </div>`;
 }

@@ -24,7 +24,7 @@ export function rate(value) {
 
 export function ms(value) {
   if (value === null || value === undefined) return "–";
-  if (value < 1) return `${value.toFixed(1)} ms`;
+  if (value < 10) return `${value.toFixed(1)} ms`;
   if (value < 1000) return `${Math.round(value)} ms`;
   return value < 60_000 ? `${(value / 1000).toFixed(value < 10_000 ? 2 : 1)} s` : duration(value / 1000);
 }
@@ -41,7 +41,7 @@ export const ago = (at) => duration(Date.now() / 1000 - at);
 export function money(nanos, currency = "USD") {
   const value = nanos / 1e9;
   const small = value !== 0 && Math.abs(value) < 0.01;
-  const digits = small ? { maximumSignificantDigits: 3 } : { minimumFractionDigits: 2, maximumFractionDigits: 2 };
+  const digits = small ? { maximumSignificantDigits: 3 } : { minimumFractionDigits: 2, maximumFractionDigits: Math.abs(value) < 1 ? 4 : 2 };
   try {
     return new Intl.NumberFormat("en", { style: "currency", currency, ...digits }).format(value);
   } catch {

@@ -74,8 +74,10 @@ function draw(canvas, lane) {
   const layers = Math.max(1, lane.layers);
   const wide = width / layers;
   const gap = wide > 5 ? 1.5 : wide > 2.5 ? 0.5 : 0;
-  on.fillStyle = paint.rail;
-  on.fillRect(0, top, width, LAYERS_PX);
+  if (lane.state !== "source") {
+    on.fillStyle = paint.rail;
+    on.fillRect(0, top, width, LAYERS_PX);
+  }
   on.fillStyle = paint.layer;
   for (let layer = 0; layer < lane.layers; layer += 1) {
     if (bit(lane.runnable, layer)) on.fillRect(layer * wide, top, wide - gap, LAYERS_PX);
@@ -99,7 +101,10 @@ export function words(lane) {
   if (lane.state === "source") return "holds the whole model";
   if (lane.cells) parts.push(`${percent(ones(lane.held) / lane.cells)} arrived`);
   if (lane.layers) parts.push(`${Math.min(lane.layers, ones(lane.runnable))} of ${lane.layers} layers`);
-  for (const stage of lane.stages) parts.push(`runs layers ${stage.first} to ${stage.last - 1} of pipeline ${stage.pipeline + 1}`);
+  for (const stage of lane.stages) {
+    const range = stage.last - stage.first === 1 ? `layer ${stage.first}` : `layers ${stage.first} to ${stage.last - 1}`;
+    parts.push(`runs ${range} of pipeline ${stage.pipeline + 1}`);
+  }
   return parts.join(", ");
 }
 

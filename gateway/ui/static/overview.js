@@ -2,19 +2,26 @@
 import { get, query } from "./api.js";
 import { Line } from "./charts.js";
 import { bytes, count, counted, ms, money, percent, rate } from "./format.js";
-import { html } from "./lib.js";
+import { html, useEffect } from "./lib.js";
 import { Badge, Card, Empty, Notice, Page, Stat, Table, useLoaded } from "./parts.js";
 import { state, totals, useCluster } from "./store.js";
+
+const TODAY_MS = 30_000; // between two looks at the ledger
 
 const midnight = () => Math.floor(Date.now() / 86_400_000) * 86_400;
 
 function useToday(me) {
   const may = me.rights.includes("read-usage");
-  return useLoaded(
+  const today = useLoaded(
     (signal) =>
       may ? get(`admin/usage/report${query({ since: midnight() })}`, { signal }) : Promise.resolve(null),
     [may],
   );
+  useEffect(() => {
+    const timer = setInterval(() => document.hidden || today.again(), TODAY_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return today;
 }
 
 export function functionRows() {
@@ -93,7 +100,7 @@ function NodeTable() {
         { label: "Host", cell: (row) => row.host },
         { label: "State", cell: (row) => html`<${Badge}>${row.state}<//>` },
         { label: "Accelerator", cell: (row) => row.gpu_type },
-        { label: "Its memory", num: true, cell: (row) => memory(row.gpu_free_bytes, row.gpu_bytes) },
+        { label: "Accelerator memory", num: true, cell: (row) => memory(row.gpu_free_bytes, row.gpu_bytes) },
         { label: "Host memory", num: true, cell: (row) => memory(row.host_free_bytes, row.host_bytes) },
         { label: "Functions", cell: (row) => [...new Set(functions.get(row.id) ?? [])].join(", ") || "–" },
       ]}
