@@ -14,4 +14,6 @@
 - `requests`: the life of one request behind its route
 - `schemas`: request and response types and the OpenAPI document
 - `tenants`: authentication, quotas and concurrency leases
+- `ui`: the console's files
+- `watch`: what watchers of the cluster are shown, and its changes
 """

@@ -174,6 +174,7 @@ async def _serve(
         tasks = [
             group.create_task(services.health.run(), name="health"),
             group.create_task(services.leases.run(), name="leases"),
+            group.create_task(services.watch.run(), name="watch"),
             group.create_task(services.biller.outbox.run(), name="outbox"),
             group.create_task(collector.run(audit), name="blob collector"),
             group.create_task(

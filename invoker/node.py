@@ -14,6 +14,7 @@ from invoker.engine.contract import EngineError
 from invoker.handlers.errors import HandlerError
 from invoker.host_tier.model_folders import ModelFolders
 from invoker.host_tier.tier import HostTier
+from invoker.instances.arrival_feed import follow_arrivals
 from invoker.instances.calls import Calls, keep_metering
 from invoker.instances.device_cache import DeviceCache
 from invoker.instances.load_feed import LoadFeed
@@ -38,6 +39,7 @@ from rdmacast.link_rate import LinkRate
 from rdmacast.transport import PeerAddress
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
+from registry.messages.arrivals import FollowArrivals
 from registry.messages.forward import ForwardRequest
 from registry.messages.images import (
     AddTokenizer,
@@ -227,6 +229,9 @@ class Node:
                 return self._tail(request)
             case GetStatus():
                 return self._status(request.follow)
+            case FollowArrivals(interval_ms=interval_ms):
+                arriving = dependencies.loader.arriving
+                return follow_arrivals(arriving, instances.live, clock, interval_ms / 1000)
             case EndCalls():
                 return self._end_calls(request)
             case SettleCalls():

@@ -13,6 +13,7 @@ def announce(settings: UpSettings, urls: Sequence[str]) -> None:
     at = " and ".join(urls)
     nodes = f"{settings.nodes} node{'' if settings.nodes == 1 else 's'}"
     note(f"Hypercast is ready at {at}: {nodes}{where}, device {settings.device}")
+    note(f"the console is at {urls[0]}/ui")
     rate = settings.options.link_rate_bytes_s
     if rate:
         note(f"model transfers are capped at {human_bytes(rate)}/s per node (an experiment)")

@@ -20,6 +20,8 @@
 - `routes_generate`: completions and chat
 - `routes_models`: /v1/models
 - `routes_system`: probes, metrics, OpenAPI
+- `routes_ui`: the console's files
+- `routes_watch`: the event stream of what the console shows
 - `uploads`: resumable uploads of blobs
 - `usage_operations`: the operations on prices and the usage ledger
 """

@@ -10,9 +10,11 @@ from starlette.requests import Request
 
 from gateway.api.bodies import read_json
 from gateway.core.errors import ApiError, BadRequest, Unprocessable
+from gateway.core.request_context import request_context
+from gateway.core.rights import RIGHTS
 from gateway.requests.services import Services
 from gateway.schemas.admin import CreateKey, CreateRate, PatchKey, RotateKey
-from gateway.schemas.answers import KeyList, KeyView, NewKey, RateList, RotatedKey, view
+from gateway.schemas.answers import KeyList, KeyView, NewKey, OwnKey, RateList, RotatedKey, view
 from registry.config.secrets import check_usable, new_api_key
 from registry.errors import Conflict, KeyRefused
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
@@ -20,6 +22,11 @@ from registry.records.function import check_name
 from registry.records.usage import PriceRate
 
 _TRIES = 5
+# Of OwnKey and of ApiKey.
+_OWN_FIELDS = (
+    *("id", "tenant", "role", "name", "functions", "expires_at", "max_concurrent", "requests_per_minute"),
+    *("tokens_per_minute", "spend_limit_nanos", "spend_period"),
+)
 
 
 class KeyAdmin:
@@ -37,6 +44,18 @@ class KeyAdmin:
         keys = await self._services.state.keys()
         answer: msgspec.Struct = KeyList(keys=[await self._with_spending(key) for key in keys])
         return answer
+
+    async def own_key(self, request: Request) -> OwnKey:
+        """Return what the key of the request is, may do and has left."""
+        key, settings = request_context(request.scope).caller, self._services.settings
+        same = {name: getattr(key, name) for name in _OWN_FIELDS}
+        return OwnKey(
+            **same,
+            rights=sorted(right.value for right in RIGHTS[key.role]),
+            spent_nanos=await self._spent(key),
+            currency=self._services.health.currency,
+            gateway=settings.gateway_id,
+        )
 
     async def create_key(self, request: Request) -> msgspec.Struct:
         """Create a key; only this response ever holds the key itself."""
@@ -138,11 +157,12 @@ class KeyAdmin:
 
     async def _with_spending(self, key: ApiKey) -> msgspec.Struct:
         """Return the key with the amount spent of its limit, None where it has no limit."""
-        spent = None
-        if key.spend_limit_nanos is not None:
-            now = self._services.clock.wall_s()
-            spent = await self._services.state.spent_nanos(key.id, key.spend_period, now)
-        return view(KeyView, key, spent_nanos=spent)
+        return view(KeyView, key, spent_nanos=await self._spent(key))
+
+    async def _spent(self, key: ApiKey) -> int | None:
+        if key.spend_limit_nanos is None:
+            return None
+        return await self._services.state.spent_nanos(key.id, key.spend_period, self._services.clock.wall_s())
 
 
 def _usable(key: ApiKey, now_s: float) -> ApiKey:

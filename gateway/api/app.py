@@ -21,6 +21,8 @@ from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
 from gateway.api.routes_system import SystemRoutes
+from gateway.api.routes_ui import UiRoutes
+from gateway.api.routes_watch import WatchRoutes
 from gateway.api.uploads import BlobRoutes
 from gateway.core.errors import ApiError
 from gateway.http.responses import raw_json
@@ -91,4 +93,6 @@ def make_handlers(
         usage=UsageRoutes(services, None if archive is None else archive.ledger),
         archive=ArchiveRoutes(services, archive),
         audit=AuditRoutes(services),
+        watch=WatchRoutes(services),
+        ui=UiRoutes(),
     )

@@ -16,6 +16,8 @@ from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
 from gateway.api.routes_system import SystemRoutes
+from gateway.api.routes_ui import UiRoutes
+from gateway.api.routes_watch import WatchRoutes
 from gateway.api.uploads import BlobRoutes
 from gateway.schemas.operations import Handler
 
@@ -37,6 +39,8 @@ class Handlers:
     usage: UsageRoutes
     archive: ArchiveRoutes
     audit: AuditRoutes
+    watch: WatchRoutes
+    ui: UiRoutes
 
 
 Select: TypeAlias = Callable[[Handlers], Handler]

@@ -12,7 +12,7 @@ from gateway.schemas import parameters as p
 from gateway.schemas.casts import CastList
 from gateway.schemas.functions import ClassifyRequest, ClassifyResponse, FeaturesRequest, FeaturesResponse
 from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequest, ModelCard, ModelList
-from gateway.schemas.operations import EVENTS, JSON, TEXT, Audit, Operation
+from gateway.schemas.operations import CSS, EVENTS, HTML, JSON, SCRIPT, SVG, TEXT, Audit, Operation
 
 
 def _open(
@@ -116,6 +116,25 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
     ),
     Operation(
         "get",
+        "/admin/me",
+        lambda to: to.keys.own_key,
+        "The key that the request has, with its rights and limits",
+        answers.OwnKey,
+        needs=Right.KEY,
+    ),
+    Operation(
+        "get",
+        "/admin/watch",
+        lambda to: to.watch.watch,
+        "The nodes, functions, instances, casts and pipelines that the key may see, and their changes",
+        needs=Right.READ_FUNCTIONS,
+        others=(EVENTS,),
+        parameters=(p.ONCE,),
+        failures=(422,),
+        follows=True,
+    ),
+    Operation(
+        "get",
         "/admin/keys",
         lambda to: to.keys.list_keys,
         "The API keys",
@@ -185,6 +204,17 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
     _open("/readyz", lambda to: to.system.readyz, "Readiness", answers.Readiness),
     _open("/health", lambda to: to.system.health, "A summary", answers.Health),
     _open("/metrics", lambda to: to.system.metrics, "Prometheus metrics", None, TEXT),
+    _open("/ui", lambda to: to.ui.page, "The console", None, HTML),
+    Operation(
+        "get",
+        "/ui/{file}",
+        lambda to: to.ui.file,
+        "A file of the console",
+        needs=Right.NONE,
+        others=(HTML, CSS, SCRIPT, SVG),
+        parameters=(p.UI_FILE,),
+        failures=(404,),
+    ),
     _open("/openapi.json", lambda to: to.system.openapi, "This document", None, JSON),
 )
 

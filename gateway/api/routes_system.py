@@ -5,7 +5,7 @@ from functools import cache
 
 from msgspec import UNSET
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gateway.http.drain import ServingPhase
 from gateway.http.metrics import CONTENT_TYPE
@@ -23,8 +23,10 @@ class SystemRoutes:
         self._services = services
         self._document = cache(document)
 
-    async def index(self, request: Request) -> ServiceIndex:
-        """Return what this service is, for those who open its address in a browser."""
+    async def index(self, request: Request) -> ServiceIndex | Response:
+        """Return what this service is; a browser is sent on to the console."""
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("ui", status_code=303)
         return ServiceIndex()
 
     async def livez(self, request: Request) -> Liveness:

@@ -1,6 +1,6 @@
 """A tracker of when casts end: a bounded fold of the change feed. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from registry.records.cast import CastProgress, CastRecord, CastState
@@ -73,6 +73,11 @@ class CastTracker:
         """Return the nodes whose part is not over; none for a cast that was not followed from its start."""
         cast = self._casts.get(cast_id)
         return frozenset() if cast is None else frozenset(cast.pending)
+
+    def ended_parts(self, cast_id: str) -> Mapping[str, CastState]:
+        """Return the nodes whose part is over, with how; none for a cast that was not followed."""
+        cast = self._casts.get(cast_id)
+        return {} if cast is None else cast.states
 
     @property
     def running(self) -> list[str]:

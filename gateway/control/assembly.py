@@ -214,7 +214,7 @@ def _assemble(
     moves = CallMover(state_cache, changes, channels, dispatcher.pipeline_calls, dispatcher.slots)
     control = Control(
         dispatcher=dispatcher,
-        cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls),
+        cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls, dispatcher.traffic),
         state_cache=state_cache,
         changes=changes,
         settlement=settlement,

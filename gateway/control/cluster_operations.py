@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -19,8 +19,10 @@ from gateway.planning.planner import ScalingPlanner
 from gateway.planning.serving_traffic import serving_traffic
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
+from registry.messages.arrivals import Arrivals
 from registry.messages.images import ImageHolder
-from registry.records.change import ScaleTarget, Snapshot
+from registry.records.cast import CastState
+from registry.records.change import CallTraffic, ScaleTarget, Snapshot
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.node import NodeRecord, Tier
@@ -48,7 +50,12 @@ class ClusterControl:
     """The implementation of `gateway.core.contract.ClusterOperations`."""
 
     def __init__(
-        self, cluster: ClusterContext, planner: ScalingPlanner, casts: CastPlanner, calls: NodeCalls
+        self,
+        cluster: ClusterContext,
+        planner: ScalingPlanner,
+        casts: CastPlanner,
+        calls: NodeCalls,
+        traffic: Callable[[], Mapping[tuple[str, int], CallTraffic]],
     ) -> None:
         self._state = cluster.state
         self._state_cache = cluster.state_cache
@@ -57,12 +64,25 @@ class ClusterControl:
         self._planner = planner
         self._casts = casts
         self._calls = calls
+        self._traffic = traffic
 
     def __repr__(self) -> str:
         return f"<ClusterControl {self._state_cache!r}>"
 
     def view(self) -> Snapshot:
         return self._state_cache.view()
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self._changes.subscribe(callback)
+
+    def ended_parts(self, cast_id: str) -> Mapping[str, CastState]:
+        return self._state_cache.cast_tracker.ended_parts(cast_id)
+
+    def traffic(self) -> Mapping[tuple[str, int], CallTraffic]:
+        return self._traffic()
+
+    def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
+        return self._calls.arrivals(node)
 
     # --- scale
 

@@ -14,6 +14,7 @@ from gateway.planning.groups import LayerSizes, layer_sizes
 from registry.config.function_secrets import SecretVault
 from registry.errors import ChannelClosed, ChannelError, InvalidRecord, NotFound, RegistryError, RemoteError
 from registry.images.codec import decode_manifest
+from registry.messages.arrivals import Arrivals, FollowArrivals
 from registry.messages.images import (
     CheckModel,
     CloseFolders,
@@ -243,6 +244,13 @@ class NodeCalls:
                         self._state_cache.refresh(reply.record)
         except ChannelError:
             return
+
+    async def arrivals(self, node: str) -> AsyncGenerator[Arrivals, None]:
+        """Yield what is arriving on the node, until closed."""
+        async with self._client(node).call(FollowArrivals()) as replies:
+            async for reply in replies:
+                if isinstance(reply, Arrivals):
+                    yield reply
 
     async def logs(
         self, node: str, function: str, since_version: int, lines: int, follow: bool

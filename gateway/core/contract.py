@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from registry.messages.arrivals import Arrivals
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from registry.messages.node import (
     Arrays,
@@ -20,7 +21,8 @@ from registry.messages.node import (
     RequestUsage,
     Tokens,
 )
-from registry.records.change import Snapshot
+from registry.records.cast import CastState
+from registry.records.change import CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
 from registry.records.usage import GpuSlice
 
@@ -137,6 +139,25 @@ class ClusterOperations(Protocol):
 
     def view(self) -> Snapshot:
         """Return the state as this gateway has it cached (no I/O)."""
+        ...
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each change of the view, as long as this gateway runs."""
+        ...
+
+    def ended_parts(self, cast_id: str) -> Mapping[str, CastState]:
+        """Return the nodes whose part in a cast has ended, with how; none of a cast that is not known."""
+        ...
+
+    def traffic(self) -> Mapping[tuple[str, int], CallTraffic]:
+        """Return what this gateway has served of each version, by function and version."""
+        ...
+
+    def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
+        """Yield what is arriving on a node, now and after each change, until closed.
+
+        Raises ChannelError: the node is lost, or of a release that does not report it.
+        """
         ...
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:

@@ -69,6 +69,7 @@ class StreamSettings:
     head_wait_s: float = 1.0  # maximum wait of the response head for an assigned instance
     stage_every_s: float = 0.25
     keepalive_s: float = 15.0
+    key_check_s: float = 10.0  # between two looks whether the key of a watcher is still valid
     write_timeout_s: float = 60.0  # a client that reads nothing for this long is disconnected
 
 

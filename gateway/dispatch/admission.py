@@ -200,6 +200,7 @@ class Admission:
             arrived_calls=averages.arrived_calls if averages.arrived_tokens else 0,
             arrived_tokens=averages.arrived_tokens,
             service_s=averages.service_s,
+            traffic=averages.traffic,
         )
 
     def check_open(self) -> None:
@@ -341,8 +342,9 @@ class Admission:
         """Count a new call, and set its number."""
         self._arrivals += 1
         queued.arrival = self._arrivals
+        averages = self.averages.of(queued.key)
+        averages.requests += 1
         if queued.tokens.prompt:
-            averages = self.averages.of(queued.key)
             averages.arrived_calls += 1
             averages.arrived_tokens += queued.tokens.prompt
         queue.kv_tokens += queued.tokens.kv

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.cluster.state_cache import VersionKey
+from registry.records.change import CallTraffic
 
 _WEIGHT = 0.2  # of the latest call in a moving average
 _MAX_VERSIONS = 4096
@@ -14,12 +15,26 @@ class CallAverages:
     """The averages of a version's calls, None before the first; `arrived_…` count all so far.
 
     A call that continues on other replicas arrives once and ends once, whatever moves it.
+    Unlike these, which are of calls that generate, `traffic` counts all calls.
     """
 
     service_s: float | None = None
     output_tokens: float | None = None
     arrived_calls: int = 0
     arrived_tokens: int = 0
+    requests: int = 0
+    output_tokens_in_all: int = 0
+    first_tokens: int = 0
+    first_token_s: float = 0.0
+
+    @property
+    def traffic(self) -> CallTraffic:
+        return CallTraffic(
+            requests=self.requests,
+            output_tokens=self.output_tokens_in_all,
+            first_tokens=self.first_tokens,
+            first_token_s=self.first_token_s,
+        )
 
     def record(self, service_s: float | None, output_tokens: int) -> None:
         """Add a call at its end: its time on instances (None: pipelines ran some of it), and its output."""
@@ -41,6 +56,10 @@ class AveragesTable:
 
     def __repr__(self) -> str:
         return f"<AveragesTable of {len(self._versions)} versions>"
+
+    def traffic(self) -> dict[tuple[str, int], CallTraffic]:
+        """Return what this gateway has served of each version."""
+        return {key: averages.traffic for key, averages in self._versions.items()}
 
     def of(self, key: VersionKey) -> CallAverages:
         found = self._versions.get(key)

@@ -23,7 +23,7 @@ from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import CallTokens, ReplicaSlots, concurrency_of
 from gateway.dispatch.tokenizers import TokenizerSender
 from gateway.planning.placement import unschedulable_reason
-from registry.records.change import InstanceChanged
+from registry.records.change import CallTraffic, InstanceChanged
 from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.live import InstanceRole
@@ -209,6 +209,18 @@ class CallDispatcher:
             self._admission.on_first_token(queued)
             self.slots.on_first_token(slots_key_of(queued.instance), _to_run(queued))
             self._assign_held(self._admission.queue(queued.key))
+
+    def on_tokens(self, queued: QueuedRequest, count: int, *, first: bool) -> None:
+        """Count new tokens of a call; the time to its first one includes all waiting."""
+        averages = self._admission.averages.of(queued.key)
+        averages.output_tokens_in_all += count
+        if first:
+            averages.first_tokens += 1
+            averages.first_token_s += self.clock.monotonic_s() - queued.arrived_s
+
+    def traffic(self) -> dict[tuple[str, int], CallTraffic]:
+        """Return what this gateway has served of each version."""
+        return self._admission.averages.traffic()
 
     # --- calls come and go
 

@@ -99,6 +99,8 @@ class RequestRouter(Protocol):
 
     def on_first_token(self, queued: QueuedRequest) -> None: ...
 
+    def on_tokens(self, queued: QueuedRequest, count: int, *, first: bool) -> None: ...
+
 
 class RequestExecution(OpenCall):
     """A call that survives the loss of its replica.
@@ -359,6 +361,8 @@ class RequestExecution(OpenCall):
                 self._prefetch(kv)
                 return None
             case Tokens(ids=ids, finish_reason=reason, gpu_us=gpu_us):
+                if ids:
+                    self._router.on_tokens(self._queued, len(ids), first=not self._token_ids)
                 self._token_ids.extend(ids)
                 self._kv = reply.kv
                 replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
@@ -379,6 +383,7 @@ class RequestExecution(OpenCall):
             case ForwardedHead():
                 pass
             case ForwardedChunk(gpu_us=gpu_us):
+                self._note_forwarded(reply)
                 replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
                 self._forwarded = reply
                 if reply.last:
@@ -395,6 +400,11 @@ class RequestExecution(OpenCall):
             case _:
                 raise DispatchError("internal", f"unexpected reply {type(reply).__name__}", status=500)
         return reply
+
+    def _note_forwarded(self, chunk: ForwardedChunk) -> None:
+        before = 0 if self._forwarded is None else self._forwarded.completion_tokens
+        if chunk.completion_tokens > before:
+            self._router.on_tokens(self._queued, chunk.completion_tokens - before, first=not before)
 
     def _prefetch(self, kv: KvLocation) -> None:
         """Let a decode instance fetch K and V while they are computed."""

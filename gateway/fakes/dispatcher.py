@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from gateway.cluster.condition import ChangeCondition
 from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, PulledModel, WaitStage, Work
 from gateway.core.open_call import DeadlineTimer, OpenCall
-from registry.errors import Conflict, CorruptImage, NotFound, StoreError
+from registry.errors import Conflict, CorruptImage, NotFound, RegistryError, StoreError
+from registry.messages.arrivals import Arrivals
 from registry.messages.node import Generate, RequestUsage, Tokens
-from registry.records.change import Snapshot
+from registry.records.cast import CastState
+from registry.records.change import CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
 from registry.records.usage import GpuSlice
 from registry.state import ClusterState
@@ -125,12 +127,40 @@ class FakeCluster:
     lines: Sequence[str] = ("n0 started",)
     failure: Exception | None = None
     snapshot: Snapshot = _EMPTY
+    served: Callable[[], dict[tuple[str, int], CallTraffic]] = dict
+    ended: dict[str, dict[str, CastState]] = field(default_factory=dict)  # parts of casts
+    arriving: dict[str, Arrivals] = field(default_factory=dict)  # by node; others report nothing
+    silent: RegistryError | None = None  # why no node reports what arrives on it
+    changes: ChangeCondition = field(default_factory=ChangeCondition)
 
     async def refresh(self) -> None:
         self.snapshot = await self.state.snapshot()
+        self.changes.notify()
 
     def view(self) -> Snapshot:
         return self.snapshot
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        self.changes.subscribe(callback)
+
+    def ended_parts(self, cast_id: str) -> dict[str, CastState]:
+        return self.ended.get(cast_id, {})
+
+    def traffic(self) -> dict[tuple[str, int], CallTraffic]:
+        return self.served()
+
+    async def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
+        """Yield what is set to arrive on the node, now and when it is another at one of `changes`."""
+        self.asked.append(("arrivals", node))
+        if self.silent is not None:
+            raise self.silent
+        shown = None
+        while True:
+            found = self.arriving.get(node)
+            if found is not None and found is not shown:
+                shown = found
+                yield found
+            await self.changes.wait()
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         self._ask("scale", function, instances, tuple(on), wait)

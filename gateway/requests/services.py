@@ -19,6 +19,7 @@ from gateway.tenants.auth import Authenticator
 from gateway.tenants.concurrency_leases import ConcurrencyLeases
 from gateway.tenants.quotas import Quotas
 from gateway.tenants.state_health import HealthCheck
+from gateway.watch.hub import WatchHub
 from registry.clock import Clock
 from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
@@ -48,6 +49,7 @@ class Services:
     executors: Executors
     vault: SecretVault
     changes: ChangeLog
+    watch: WatchHub
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
         """Return the encoder of a request's texts."""
@@ -95,5 +97,6 @@ def make_services(
         biller=biller,
         executors=make_executors(),
         vault=SecretVault(state, settings.secret),
+        watch=WatchHub(cluster, clock, settings.gateway_id),
         changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

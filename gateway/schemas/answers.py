@@ -10,7 +10,7 @@ from msgspec import Meta
 from gateway.schemas.openai import Object, UsageInfo
 from registry.accounting.reconciliation import BalanceVerdict, NodeBalance
 from registry.accounting.usage_groups import SummaryRow
-from registry.records.api_key import ApiKey
+from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
 from registry.records.audit import AuditEntry
 from registry.records.function import FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
@@ -201,6 +201,30 @@ RotatedKey = _like(ApiKey, "RotatedKey", without="digest", extra=[("key", str), 
 KeyList = msgspec.defstruct("KeyList", [("keys", list[KeyView])])  # type: ignore[valid-type]
 
 
+class OwnKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The key of the request: who it is, what it may do, its limits and what is spent of them.
+
+    `functions` are the only ones that it may call, none: any. `gateway` answers, of release `version`.
+    """
+
+    id: str
+    tenant: str
+    role: KeyRole
+    name: str
+    rights: Sequence[str]
+    functions: Sequence[str]
+    expires_at: float | None
+    max_concurrent: int | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    spend_limit_nanos: int | None
+    spend_period: SpendPeriod
+    spent_nanos: int | None
+    currency: str
+    gateway: str
+    version: str = VERSION
+
+
 class RateList(msgspec.Struct, frozen=True, kw_only=True):
     rates: Sequence[PriceRate]
 
@@ -302,6 +326,7 @@ class ServiceIndex(msgspec.Struct, frozen=True, kw_only=True):
     service: Literal["hypercast"] = "hypercast"
     version: str = VERSION
     openapi: Literal["/openapi.json"] = "/openapi.json"
+    console: Literal["/ui"] = "/ui"
     livez: Literal["/livez"] = "/livez"
     health: Literal["/health"] = "/health"
     api: str = "OpenAI's below /v1; send the API key as 'Authorization: Bearer hc_…'"

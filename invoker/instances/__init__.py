@@ -1,5 +1,6 @@
 """The instances of a node.
 
+- `arrival_feed`: what arrives on the node, for gateways whose users watch a load
 - `calls`: calls remembered until the gateway has settled them
 - `device_cache`: images on the accelerator
 - `device_copy`: copies images to the accelerator by layer

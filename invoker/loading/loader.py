@@ -58,6 +58,7 @@ class ImageLoader:
         self._changed = changed
         self._loads: dict[str, HostLoad] = {}
         self._into_arena: dict[str, asyncio.Event] = {}  # set at the end of the load of a whole image
+        self._arena_targets: list[PartialImage] = []
         # Each lock is kept alive by the callers that hold or wait for it.
         self._entering: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._manifests: dict[str, Manifest] = {}
@@ -73,6 +74,11 @@ class ImageLoader:
     @property
     def is_loading(self) -> bool:
         return bool(self._loads or self._into_arena)
+
+    def arriving(self) -> list[PartialImage]:
+        """Return the images that are being filled, in host memory or in the arena."""
+        targets = [*(load.target for load in self._loads.values()), *self._arena_targets]
+        return [target for target in targets if not target.is_complete]
 
     def distrust(self, image: str, copy: ImageCopy) -> None:
         """Take the image no more from where this copy of it came from, but from the store if possible."""
@@ -182,10 +188,12 @@ class ImageLoader:
                 return
             region = self._published.region(ref.image, ref.nbytes)
             region.load_started(load.target)
+            self._arena_targets.append(load.target)
             self._changed()
             try:
                 yield load
             finally:
+                self._arena_targets.remove(load.target)
                 region.load_ended()
                 if load.is_complete:
                     self._report_present(ref, load.casts)

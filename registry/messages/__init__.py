@@ -1,5 +1,6 @@
 """Messages of the gateway-invoker channel.
 
+- `arrivals`: what is arriving on a node, for those that watch a load
 - `base`: the base class of all messages
 - `forward`: requests that pass through to another engine
 - `images`: where images are, loading and dropping them

@@ -18,6 +18,7 @@ of times are in the names.
 | ForwardRequest | ForwardedHead, ForwardedChunk+, Usage |
 | TailLogs | LogChunk* |
 | GetStatus | NodeStatus, with `follow` then NodeLoads* until cancelled |
+| FollowArrivals | Arrivals+ until cancelled |
 | EndCalls | CallsUsed |
 | SettleCalls | Done |
 | OpenPipeline | PipelineOpened, and no end |
@@ -34,6 +35,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from registry.messages.arrivals import Arrivals, FollowArrivals
 from registry.messages.base import Message
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from registry.messages.images import (
@@ -225,6 +227,7 @@ Request = (
     | ForwardRequest
     | TailLogs
     | GetStatus
+    | FollowArrivals
     | EndCalls
     | SettleCalls
     | OpenPipeline
@@ -366,6 +369,7 @@ Reply = (
     | LogChunk
     | NodeStatus
     | NodeLoads
+    | Arrivals
     | ModelChecked
     | ModelFolder
     | CallsUsed

@@ -10,13 +10,27 @@ from registry.records.node import NodeRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallTraffic:
+    """What a gateway has served of one version since its start, in counts that only grow.
+
+    `first_tokens` requests have had their first token, after `first_token_s` in all.
+    """
+
+    requests: int = 0
+    output_tokens: int = 0
+    first_tokens: int = 0
+    first_token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionLoad:
     """The load of one function version at one gateway: requests in flight on instances, and queued ones.
 
     `held_tokens` are the prompt tokens of queued requests, `prefilling_tokens` those of requests in flight
     without a first token, `kv_tokens` the prompts and expected outputs of all of them. `arrived_…` count all
     requests and prompt tokens since the gateway started (0: it is of an earlier release, or of none that
-    generate). A request usually takes `service_s` on an instance (None: unknown).
+    generate). A request usually takes `service_s` on an instance (None: unknown). `traffic` is for people to
+    see: decisions do not read it.
     """
 
     function: str
@@ -29,6 +43,7 @@ class VersionLoad:
     arrived_calls: int = 0
     arrived_tokens: int = 0
     service_s: float | None = None
+    traffic: CallTraffic = CallTraffic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,6 +155,8 @@ def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
         parts["name"] = DOOMED[0]
     if case.query and "follow" in case.query:
         case.query["follow"] = "false"
+    if operation.path == "/admin/watch":
+        case.query = {**(case.query or {}), "once": "true"}
     if isinstance(case.body, dict):
         for field, most in (("max_tokens", 4), ("max_completion_tokens", 4), ("n", 2), ("best_of", 2)):
             value = case.body.get(field)

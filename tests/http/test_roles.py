@@ -41,6 +41,8 @@ MATRIX = {
     "GET /admin/nodes": "av",
     "GET /admin/instances": "av",
     "GET /admin/casts": "av",
+    "GET /admin/watch": "adv",
+    "GET /admin/me": "advbc",
     "GET /admin/keys": "a",
     "POST /admin/keys": "a",
     "PATCH /admin/keys/{key_id}": "a",
@@ -58,7 +60,11 @@ MATRIX = {
     "POST /admin/usage/delete": "a",
     "GET /admin/audit": "a",
 }
-OPEN = {f"GET {path}" for path in ("/", "/livez", "/readyz", "/health", "/metrics", "/openapi.json")}
+OPEN = {
+    f"GET {path}"
+    for path in ("/", "/ui", "/ui/{file}", "/livez", "/readyz", "/health", "/metrics", "/openapi.json")
+}
+ENDS = {"once": "true"}  # the stream of what changes, after its first event
 ROUTES = {f"{op.method.upper()} {op.path}": op for op in OPERATIONS}
 
 
@@ -82,7 +88,7 @@ async def test_every_route_with_every_role() -> None:
         for route, op in ROUTES.items():
             path = op.path.replace("{", "no-").replace("}", "")
             for role, http in clients.items():
-                answer = await http.request(op.method, path)
+                answer = await http.request(op.method, path, params=ENDS)
                 allowed = route in OPEN or role.value[0] in MATRIX[route]
                 assert (answer.status_code != 403) == allowed, (route, role, answer.text)
                 assert answer.status_code not in (401, 500), (route, role)

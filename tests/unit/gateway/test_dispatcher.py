@@ -55,6 +55,17 @@ async def test_a_call_returns_the_kv_cache_that_it_took() -> None:
         assert repr(dispatcher.slots) == "<Slots {}>"
 
 
+async def test_what_was_served_is_counted_by_version() -> None:
+    async with open_cluster(1) as cluster:
+        version = await cluster.deploy()
+        for number in range(3):
+            await ask(cluster.control, make_call(version, request_id=f"r{number}", tokens=4))
+        key = (version.function, version.version)
+        served = cluster.control.cluster.traffic()[key]
+        assert (served.requests, served.output_tokens, served.first_tokens) == (3, 12, 3)
+        assert 0 < served.first_token_s < 60
+
+
 async def test_200_calls_at_once_from_zero_all_succeed_with_one_store_read() -> None:
     async with open_cluster(4) as cluster:
         version = await cluster.deploy(Scaling(max_instances=3, target_concurrency=4))
