@@ -21,7 +21,7 @@ import argparse
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def _run(name: str, platform: LocalPlatform, model: Path, args: argparse.Namespa
 def mean_copies(samples: Sequence[UsageSample], nbytes: int, from_s: float, to_s: float) -> float:
     """Return the mean number of host copies between two moments of the monotonic clock."""
     series = [(sample.at_s, float(sample.host_bytes)) for sample in samples]
-    return integral(series, from_s, to_s) / (to_s - from_s) / nbytes
+    return round(integral(series, from_s, to_s) / (to_s - from_s) / nbytes, 6)
 
 
 def _leave_one_copy(platform: LocalPlatform, monitor: UsageMonitor, nbytes: int) -> None:
@@ -123,17 +123,24 @@ def _peaks(platform: LocalPlatform) -> Iterator[list[int]]:
     processes = [Path(f"/proc/{node['pid']}/fd") for node in nodes if not node["tiers"]["host"]]
     places = [(_host_tier(process), process) for process in processes]
     peaks = [0] * len(places)
-    stop = threading.Event()
 
-    def sample() -> None:
+    def sample(stop: threading.Event) -> None:
         while not stop.wait(_SAMPLE_S):
             for index, (tier, process) in enumerate(places):
                 peaks[index] = max(peaks[index], tier_bytes(tier) + memory_file_bytes(process))
 
-    thread = threading.Thread(target=sample, name="peaks")
+    with _beside(sample):
+        yield peaks
+
+
+@contextmanager
+def _beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work`, until its event is set, in a thread beside the block."""
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,), name="beside")
     thread.start()
     try:
-        yield peaks
+        yield
     finally:
         stop.set()
         thread.join()
@@ -183,9 +190,8 @@ def _calls(platform: LocalPlatform) -> Iterator[list[float]]:
     """
     took: list[float] = []
     failures: list[Exception] = []
-    stop = threading.Event()
 
-    def send() -> None:
+    def send(stop: threading.Event) -> None:
         headers = {"Authorization": f"Bearer {platform.admin_key}"}
         body = {"model": _NAME, "prompt": _PROMPT, "max_tokens": 4}
         try:
@@ -197,13 +203,8 @@ def _calls(platform: LocalPlatform) -> Iterator[list[float]]:
         except httpx2.HTTPError as error:
             failures.append(error)
 
-    thread = threading.Thread(target=send, name="calls")
-    thread.start()
-    try:
+    with _beside(send):
         yield took
-    finally:
-        stop.set()
-        thread.join()
     if failures:
         raise failures[0]
 

@@ -9,8 +9,9 @@ from invoker.emulated.profiles import Profile, StepLoad
 from invoker.emulated.tokens import TokenChain
 from invoker.engine.batched_engine import BatchedEngine
 from invoker.engine.contract import NewSequence, TokenOutput
-from invoker.engine.kv.entry import EntryFormat, LayerEntry, LayerSegment, layer_segments
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.slices import KvSlice, usable_tokens
+from invoker.engine.layer_segments import LayerSegment, layer_segments
 from invoker.engine.sampling import SampledToken
 from invoker.engine.scheduling.scheduler import PREFILL_TOKENS, Chunk, StepLimits
 from registry.messages.sampling import Sampling, TokenLogprob
@@ -49,7 +50,7 @@ class EmulatedEngine(BatchedEngine):
         self._clock = clock
         limits, longest = limits_of(profile, max_sequences), min(context_length, profile.model.context)
         self._format = EntryFormat(
-            kv=self._shape, row_dtype=ROWS, row_items=row_items(profile), limits=limits
+            kv=self._shape, row_dtype=ROWS, row_items=row_items(profile), step_tokens=limits.entering_tokens
         )
         super().__init__(pages, limits, vocabulary=profile.model.vocabulary, longest=longest)
         self._chains: dict[str, TokenChain] = {}

@@ -19,6 +19,7 @@
 - `image_views`: tensors of an image as views of memory
 - `kv`: the paged KV cache
 - `layer_range`: a range of a decoder's layers, run by the decoder's own code
+- `layer_segments`: the runs of layers into which entering prompts cut a step
 - `layout`: the layout of a step: flattened batch, index tensors, attention calls
 - `output_stream`: the outputs of one `generate` call
 - `paths`: the choice between fused layers and the decoder's own code

@@ -112,7 +112,7 @@ class BatchedEngine:
         live = self._sequences.open(sequence)
         request_id, share = sequence.request_id, 1.0
         if entry is not None:
-            share = 1 - entry.layers / self.kv_shape.layers
+            share = self.entry_format.share(entry)
             self._entries[request_id] = entry
         max_tokens = self._sequences.max_tokens_of(request_id)
         self._scheduler.add(request_id, len(live.tokens), sequence.tenant, max_tokens, kept, share)
@@ -161,8 +161,7 @@ class BatchedEngine:
         entry = self._entries.get(chunk.request_id)
         if entry is None:
             return chunk.count
-        layers = self.kv_shape.layers
-        return max(1, chunk.count * (layers - entry.layers) // layers)
+        return max(1, int(chunk.count * self.entry_format.share(entry)))
 
     def _advance(self, chunk: Chunk, sampled: SampledToken | None) -> TokenOutput:
         """Append a sampled token to the sequence of a chunk that ran, and return the output."""

@@ -13,8 +13,9 @@ from invoker.engine.cuda_graphs import GraphCapture, graphed_steps
 from invoker.engine.device_memory import kv_memory
 from invoker.engine.grammars import Grammars, TokenMatcher
 from invoker.engine.kv.cache import KvPool
-from invoker.engine.kv.entry import EntryFormat, LayerEntry, layer_segments
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.slices import KvSlice, export_kv, import_kv, usable_tokens
+from invoker.engine.layer_segments import layer_segments
 from invoker.engine.layout import build_layout
 from invoker.engine.paths import LayerPath
 from invoker.engine.sampling import SampledToken, SamplingRow, sample
@@ -76,14 +77,15 @@ class DecoderEngine(BatchedEngine):
         pool = KvPool(geometry.kv_shape(geometry.layers, bound.dtype), kv_memory(kv, bound.device))
         self._stage = StageExecutor(bound, pool)
         self._graphs = graphed_steps(self._stage, capture)
-        self._limits = limits_for(
+        limits = limits_for(
             bound.device.type,
             sequences=max_sequences,
             prefill_tokens=prefill_budget,
             shared_prefill_tokens=shared_prefill_budget,
         )
         longest = min(spec.context_length, geometry.longest)
-        super().__init__(pool.pages, self._limits, vocabulary=geometry.vocabulary, longest=longest)
+        super().__init__(pool.pages, limits, vocabulary=geometry.vocabulary, longest=longest)
+        self._step_tokens = limits.entering_tokens
         self._grammars = grammars or Grammars()
         self._matchers: dict[str, TokenMatcher] = {}
         self._arriving: dict[str, tuple[KvSlice, ...]] = {}  # K and V of sequences that have not run yet
@@ -100,7 +102,7 @@ class DecoderEngine(BatchedEngine):
             kv=self._stage.pool.shape,
             row_dtype=bound.dtype,
             row_items=bound.geometry.hidden,
-            limits=self._limits,
+            step_tokens=self._step_tokens,
         )
 
     @property

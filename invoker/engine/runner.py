@@ -178,6 +178,8 @@ class EngineRunner:
         Raises what the engine's `add` raises, or EngineClosed.
         """
         self._check_open()
+        if entry is not None and self.entry_format is None:
+            entry = None
         stream = _Stream(sequence, call, kv, export, entry)
         del kv, entry  # the engine releases them when it has run
         self._enter(self._streams, stream, call)
@@ -358,9 +360,7 @@ class EngineRunner:
 
     def _add(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id
-        work = len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
-        if (entry := stream.entry) is not None and self.entry_format is not None:
-            work = max(1, math.ceil(work * (1 - entry.layers / self.entry_format.kv.layers)))
+        work = self._work(stream)
         try:
             if self._generator is None:
                 raise EngineError("this engine does not generate")
@@ -378,6 +378,13 @@ class EngineRunner:
             if self.load is not None:
                 self.load.add(request_id, work)
 
+    def _work(self, stream: _Stream) -> int:
+        """Return the prompt tokens of a sequence to run, by the layers it has left."""
+        tokens = len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
+        if stream.entry is None or self.entry_format is None:
+            return tokens
+        return math.ceil(tokens * self.entry_format.share(stream.entry))
+
     def _export_started(self, stream: _Stream, export: ExportKv, kv: KvExport) -> None:
         name = stream.sequence.request_id
         export(name, kv)
@@ -387,7 +394,7 @@ class EngineRunner:
         self._post(self._deliver, [(stream, output)])
 
     def _add_to_engine(self, engine: GenerateEngine, stream: _Stream) -> None:
-        kv, entry = stream.kv, stream.entry if self.entry_format is not None else None
+        kv, entry = stream.kv, stream.entry
         stream.kv, stream.entry = (), None
         if kv or entry is not None:
             try:

@@ -1,8 +1,8 @@
-"""Copies of whole images on this node, for background work that reads them: checks, writes to the disk."""
+"""Copies of whole images on this node: those in the arena, and any for background work that reads them."""
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Protocol
 
 from invoker.host_tier.tier import HostTier
@@ -13,11 +13,25 @@ ReadArena = Callable[[int, memoryview], None]  # copies the bytes from an offset
 
 
 class ArenaImages(Protocol):
-    """The complete images in the arena."""
+    """The complete images in the arena; None is returned for others."""
 
     def region(self, image: str) -> Region | None: ...
 
-    def reader(self, image: str) -> ReadArena | None: ...
+    def buffer(self, image: str) -> memoryview | None:
+        """Return the image's bytes if the CPU can address them."""
+        ...
+
+    def gpu_pointer(self, image: str) -> int | None:
+        """Return the image's address on the device if the CPU cannot address it."""
+        ...
+
+    def reader(self, image: str) -> ReadArena | None:
+        """Return the reading of the image; once it is freed here, that reads other bytes."""
+        ...
+
+    def staged(self, image: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[memoryview]:
+        """Lend a copy of a range in host memory. Raises RegionGone."""
+        ...
 
 
 class OpenCopy(Protocol):

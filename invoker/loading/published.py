@@ -3,12 +3,13 @@
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
 from invoker.host_tier.mapping import HostMapping, close_if_open
 from invoker.host_tier.tier import HostTier
+from invoker.loading.image_copies import ArenaImages
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.bitfield import Bitfield, block_count
 from rdmacast.errors import NotShared, RegionGone
@@ -28,28 +29,12 @@ class RegionPublisher(Protocol):
     async def withdraw(self, name: str, drain_s: float) -> None: ...
 
 
-class ArenaImages(Protocol):
-    """The complete images in the arena, as peers read them."""
-
-    def buffer(self, image: str) -> memoryview | None:
-        """Return the image's bytes if the CPU can address them."""
-        ...
-
-    def gpu_pointer(self, image: str) -> int | None:
-        """Return the image's address on the device if the CPU cannot address it."""
-        ...
-
-    def staged(self, image: str, offset: int, nbytes: int) -> AbstractAsyncContextManager[memoryview]:
-        """Lend a copy of a range in host memory. Raises RegionGone."""
-        ...
-
-
 class ImageRegion:
     """A RegionSource, HaveSource and GpuSource of one image: loading, in the host tier, or in the arena.
 
-    The host copy is mapped,
-    and so not evictable, while peers read it and for IDLE_S after, or until its room is needed. A view into
-    the arena may be overwritten once the image is freed there: readers verify what they received.
+    The host copy is mapped, and so not evictable, while peers read it and for IDLE_S after, or until its room
+    is needed. A view into the arena may be overwritten once the image is freed there: readers verify what
+    they received.
     """
 
     def __init__(

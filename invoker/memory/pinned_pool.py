@@ -22,9 +22,7 @@ class PinnedPool:
         self._waiting: deque[tuple[int, asyncio.Future[MemorySpan]]] = deque()
 
     def __repr__(self) -> str:
-        return (
-            f"<PinnedPool {self.free_bytes} of {self.capacity_bytes} bytes free, {len(self._waiting)} wait>"
-        )
+        return f"<PinnedPool {self.free_bytes} of {self.capacity_bytes} bytes free, {self.waiting} wait>"
 
     @property
     def capacity_bytes(self) -> int:
@@ -33,6 +31,11 @@ class PinnedPool:
     @property
     def free_bytes(self) -> int:
         return self._allocator.free_bytes
+
+    @property
+    def waiting(self) -> int:
+        """The requests that wait for a range."""
+        return len(self._waiting)
 
     @asynccontextmanager
     async def lend(self, nbytes: int) -> AsyncIterator[memoryview]:

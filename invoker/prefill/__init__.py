@@ -4,9 +4,9 @@
 - `frames`: messages between source and target of a pair
 - `layer_feed`: stages of single layers, as they land
 - `layers`: prompt chunks in single-layer stages, and the prompts that wait for loaded layers
-- `prompts`: prompts that wait, and the one that the source runs
+- `prompts`: prompts that wait, and what the target made of them
 - `source`: the instance of a pair, whose engine answers
-- `source_thread`: the source's thread, which takes prompts and runs the other layers
+- `source_thread`: the source's thread, which takes prompts for the engine
 - `target`: a loading node that helps another one
 - `zigzag_queue`: the pair's schedule
 """

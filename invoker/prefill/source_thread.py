@@ -177,7 +177,7 @@ class SourceThread(WireThread[PairMessage]):
         if self._entries is None:
             return True
         queued = self._others + sum(one.left * one.weight for one in self._taken.values())
-        return queued < _TAKEN_STEPS * self._entries.limits.entering_tokens
+        return queued < _TAKEN_STEPS * self._entries.step_tokens
 
     def _start(self, prompt: WaitingPrompt, found: PairPrompt) -> None:
         """Hand a prompt to the engine."""
@@ -186,7 +186,7 @@ class SourceThread(WireThread[PairMessage]):
             self._free_pages += prompt.pages
         share = 1.0
         if found.entry is not None and self._entries is not None:
-            share = 1 - found.entry.layers / self._entries.kv.layers
+            share = self._entries.share(found.entry)
         self._taken[prompt.name] = TakenTokens(
             request_id=prompt.sequence.request_id,
             left=math.ceil(len(prompt.tokens) * share),

@@ -242,11 +242,12 @@ def test_links_have_their_rate_and_nothing_is_left_behind(bands: bool) -> None:
 @pytest.mark.usefixtures("possible")
 def test_what_a_killed_run_left_is_swept() -> None:
     script = (
-        "import signal\n"
+        "import signal, subprocess\n"
         "from benchmarks.testbed.network import Testbed\n"
         "from benchmarks.testbed.plan import LinkShape\n"
         "testbed = Testbed(1, LinkShape(rate_bytes_s=1000)); testbed.__enter__()\n"
-        "left = testbed.start(0, ['sleep', '600']).pid\n"
+        "command = ['sh', '-c', 'echo $$; exec sleep 600']\n"  # it is on the host once it says so
+        "left = int(testbed.start(0, command, stdout=subprocess.PIPE).stdout.readline())\n"
         "print(left, testbed.plan.switch, testbed.plan.namespace(0), flush=True); signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as killed:

@@ -23,6 +23,10 @@ class KvShape:
     def page_bytes(self) -> int:
         return 2 * self.layers * PAGE_TOKENS * self.heads * self.head_dim * self.dtype.itemsize
 
+    def slice_size(self, layers: int, tokens: int) -> tuple[int, int, int, int]:
+        """Return the size of K and V outside a cache: `[layers, 2 * heads, tokens, head_dim]`."""
+        return layers, 2 * self.heads, tokens, self.head_dim
+
     def pages_in(self, nbytes: int) -> int:
         """Return the number of pages in that memory. Raises OutOfKvCache if there is none."""
         if nbytes < self.page_bytes:

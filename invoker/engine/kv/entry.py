@@ -1,15 +1,14 @@
 """Prompts that enter a model behind its first layers, which ran elsewhere."""
 
-from collections.abc import Mapping, Sequence
+import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.slices import KvSlice
-from invoker.engine.scheduling.scheduler import Chunk, StepLimits
 from invoker.engine.scheduling.sequence_table import InvalidSequence
+from invoker.engine.stage_contract import rows_from_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,13 +32,13 @@ class LayerEntry:
 class EntryFormat:
     """What an engine accepts as entries: the shape of its K and V, and of a hidden state.
 
-    `limits` are those of the engine's steps.
+    `step_tokens` is the number of prompt tokens in a step with entries, each by the layers it has left.
     """
 
     kv: KvShape
     row_dtype: torch.dtype
     row_items: int
-    limits: StepLimits
+    step_tokens: int
 
     @property
     def row_bytes(self) -> int:
@@ -47,7 +46,11 @@ class EntryFormat:
 
     def kv_bytes(self, layers: int, tokens: int) -> int:
         """Return the bytes of K and V of `tokens` tokens in `layers` layers."""
-        return layers * 2 * self.kv.heads * tokens * self.kv.head_dim * self.kv.dtype.itemsize
+        return math.prod(self.kv.slice_size(layers, tokens)) * self.kv.dtype.itemsize
+
+    def share(self, entry: LayerEntry) -> float:
+        """Return the share of the layers that a prompt has left to run."""
+        return 1 - entry.layers / self.kv.layers
 
     def parse(self, layers: int, tokens: int, hidden: memoryview, kv: memoryview) -> LayerEntry:
         """Return views of the hidden states and of K and V, as they are sent. Raises InvalidSequence."""
@@ -57,39 +60,14 @@ class EntryFormat:
                 f"{len(hidden)} and {len(kv)} bytes are not {tokens} tokens behind {layers} of "
                 f"{self.kv.layers} layers: these have {wanted[0]} and {wanted[1]}"
             )
-        size = layers, 2 * self.kv.heads, tokens, self.kv.head_dim
-        data = torch.frombuffer(kv, dtype=self.kv.dtype).view(size)
-        rows = torch.frombuffer(hidden, dtype=self.row_dtype).view(tokens, self.row_items)
+        data = torch.frombuffer(kv, dtype=self.kv.dtype).view(self.kv.slice_size(layers, tokens))
+        rows = rows_from_bytes(hidden, self.row_dtype, self.row_items)
         return LayerEntry(rows=rows, kv=KvSlice(first=0, last=layers, data=data))
 
     def check(self, entry: LayerEntry, known: int) -> None:
         """Raise InvalidSequence unless the entry is of this format and of a sequence of `known` tokens."""
         found = tuple(entry.rows.shape), entry.rows.dtype, tuple(entry.kv.data.shape), entry.kv.data.dtype
-        size = entry.layers, 2 * self.kv.heads, known, self.kv.head_dim
+        size = self.kv.slice_size(entry.layers, known)
         wanted = (known, self.row_items), self.row_dtype, size, self.kv.dtype
         if entry.kv.first or not 0 < entry.layers < self.kv.layers or found != wanted:
             raise InvalidSequence(f"hidden states and K and V {found} of {known} tokens: not {wanted}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSegment:
-    """The layers `[first, last)` of a step, with the chunks that run through them."""
-
-    first: int
-    last: int
-    chunks: tuple[Chunk, ...]
-
-
-def layer_segments(
-    chunks: Sequence[Chunk], entries: Mapping[str, LayerEntry], layers: int
-) -> list[LayerSegment]:
-    """Cut a step of a model of `layers` layers where chunks enter; others run through all layers."""
-    firsts = [entries[chunk.request_id].layers if chunk.request_id in entries else 0 for chunk in chunks]
-    return [
-        LayerSegment(
-            first=first,
-            last=last,
-            chunks=tuple(chunk for chunk, own in zip(chunks, firsts, strict=True) if own <= first),
-        )
-        for first, last in pairwise([*sorted(set(firsts)), layers])
-    ]

@@ -33,8 +33,8 @@ class KvSlice:
 
 def empty_slice(shape: KvShape, first: int, last: int, tokens: int) -> KvSlice:
     """Return a slice of the layers `[first, last)` of a model of `shape`, to be filled."""
-    size = (last - first, 2 * shape.heads, tokens, shape.head_dim)
-    return KvSlice(first=first, last=last, data=torch.empty(size, dtype=shape.dtype))
+    data = torch.empty(shape.slice_size(last - first, tokens), dtype=shape.dtype)
+    return KvSlice(first=first, last=last, data=data)
 
 
 def tensor_bytes(data: torch.Tensor) -> memoryview:
@@ -79,7 +79,7 @@ def usable_tokens(shape: KvShape, slices: Sequence[KvSlice], known: int) -> int:
             f"slices of the layers {[(s.first, s.last) for s in ordered]} of {shape.layers}"
         )
     for one in ordered:
-        wanted = (one.last - one.first, 2 * shape.heads, one.tokens, shape.head_dim)
+        wanted = shape.slice_size(one.last - one.first, one.tokens)
         if tuple(one.data.shape) != wanted or one.data.dtype != shape.dtype:
             raise InvalidSequence(
                 f"K and V of shape {tuple(one.data.shape)}, {one.data.dtype}: not this model's"

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +73,22 @@ class DeviceEngines(FakeEngines):
         return self.made[-1]
 
 
+@asynccontextmanager
+async def slow_holder(
+    folder: Path, image: FakeImage, *hosts: str
+) -> AsyncIterator[tuple[FakeCluster, FakeNode, list[FakeNode]]]:
+    """Yield a cluster, a node that sends its host copy of the image slowly, and one on each of the hosts."""
+    async with FakeCluster(folder) as cluster, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(cluster.node("n0", "h0", *SLOW))
+        others = [
+            await stack.enter_async_context(cluster.node(f"n{number}", host))
+            for number, host in enumerate(hosts, 1)
+        ]
+        await cluster.put(image)
+        await first.ask(WarmImage(image=image.ref()))
+        yield cluster, first, others
+
+
 async def test_a_start_from_a_peer_makes_no_copy_in_host_memory(tmp_path: Path) -> None:
     image = make_image("a", SIZE)
     async with two_nodes(tmp_path, image, *SLOW) as (cluster, first, second):
@@ -95,14 +113,7 @@ async def test_a_start_from_the_store_arrives_in_the_arena_too(tmp_path: Path) -
 
 async def test_peers_read_an_image_from_the_arena_in_which_it_arrives(tmp_path: Path) -> None:
     image = make_image("a", SIZE)
-    async with (
-        FakeCluster(tmp_path) as cluster,
-        cluster.node("n0", "h0", *SLOW) as first,
-        cluster.node("n1", "h1") as second,
-        cluster.node("n2", "h2") as third,
-    ):
-        await cluster.put(image)
-        await first.ask(WarmImage(image=image.ref()))
+    async with slow_holder(tmp_path, image, "h1", "h2") as (_, first, (second, third)):
         request = start_request("i1", image, await first.holder())
         async with second.channel.call(request) as call:
             replies = aiter(call)
@@ -121,14 +132,7 @@ async def test_peers_read_an_image_from_the_arena_in_which_it_arrives(tmp_path: 
 
 async def test_nodes_of_a_host_read_what_arrives_in_the_arena_of_another(tmp_path: Path) -> None:
     image = make_image("a", SIZE)
-    async with (
-        FakeCluster(tmp_path) as cluster,
-        cluster.node("n0", "h0", *SLOW) as first,
-        cluster.node("n1", "h1") as second,
-        cluster.node("n2", "h1") as third,
-    ):
-        await cluster.put(image)
-        await first.ask(WarmImage(image=image.ref()))
+    async with slow_holder(tmp_path, image, "h1", "h1") as (cluster, first, (second, third)):
         source, near = await first.holder(), await second.holder()
         both = await asyncio.gather(
             second.ask(start_request("i1", image, source)),
@@ -228,7 +232,7 @@ async def loaded_on_devices(cluster: FakeCluster, node: FakeNode, image: FakeIma
 async def test_a_device_is_filled_through_page_locked_memory_and_served_from_alone(tmp_path: Path) -> None:
     """One start reads the store; the next ones a device that alone has the image, and one that is loading."""
     image = make_image("a", SIZE)
-    devices = [Devices(copy_s=0.001) for _ in range(3)]
+    devices = [Devices() for _ in range(3)]
     async with (
         FakeCluster(tmp_path) as cluster,
         cluster.node(

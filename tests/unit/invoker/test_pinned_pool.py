@@ -8,6 +8,7 @@ import pytest
 
 from invoker.base.errors import OutOfPinnedMemory
 from invoker.memory.pinned_pool import PinnedPool
+from tests.fixtures.patience import until
 
 PAGE = mmap.PAGESIZE
 
@@ -44,11 +45,9 @@ async def test_requests_are_served_in_their_order_however_small_the_next_one_is(
     first, rest = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(take("a", 1, first))
-        await asyncio.sleep(0)
         tasks.create_task(take("b", 2, rest))
         tasks.create_task(take("c", 1, rest))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await until(lambda: pool.waiting == 2)
         assert served == ["a"], "one page is free, but its turn has not come"
         first.set()
         rest.set()
@@ -59,10 +58,9 @@ async def test_a_cancelled_request_lets_the_next_one_through_and_keeps_nothing()
     pool = pool_of(2)
     async with pool.lend(PAGE):
         large = asyncio.create_task(pool.lend(2 * PAGE).__aenter__())
-        await asyncio.sleep(0)
         lending = pool.lend(PAGE)
         small = asyncio.create_task(lending.__aenter__())
-        await asyncio.sleep(0)
+        await until(lambda: pool.waiting == 2)
         assert not small.done()
         large.cancel()
         await asyncio.wait([large, small])
@@ -76,7 +74,7 @@ async def test_a_request_that_is_cancelled_as_it_is_served_gives_its_range_back(
     holding = pool.lend(PAGE)
     await holding.__aenter__()
     waiting = asyncio.create_task(pool.lend(PAGE).__aenter__())
-    await asyncio.sleep(0)
+    await until(lambda: pool.waiting == 1)
     await holding.__aexit__(None, None, None)
     waiting.cancel()  # it has its range, and has not run since
     with pytest.raises(asyncio.CancelledError):

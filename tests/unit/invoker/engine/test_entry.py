@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 from invoker.engine.contract import NewSequence
 from invoker.engine.decoder import DecoderEngine
 from invoker.engine.kv.cache import KvShape
-from invoker.engine.kv.entry import EntryFormat, LayerEntry, layer_segments
+from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.export import KvExport
+from invoker.engine.layer_segments import layer_segments
 from invoker.engine.paths import LayerPath
-from invoker.engine.scheduling.scheduler import Chunk, StepLimits
+from invoker.engine.scheduling.scheduler import Chunk
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from invoker.engine.stage_contract import OpenSequence, StageChunk, StageInput, StageStep
 from invoker.engine.stage_engine import StageEngine
 from tests.fixtures.checkpoints import LAYERS, VOCABULARY
 from tests.fixtures.engine import KINDS_AND_PATHS, make_decoder, run_all, sequence
 from tests.fixtures.stage import make_stages
-
-LIMITS = StepLimits(sequences=8, prefill_tokens=16, shared_prefill_tokens=8)
 
 
 def _requests(count: int, seed: int) -> list[NewSequence]:
@@ -118,7 +117,7 @@ FORMAT = EntryFormat(
     kv=KvShape(layers=4, heads=2, head_dim=3, dtype=torch.float32),
     row_dtype=torch.float16,
     row_items=5,
-    limits=LIMITS,
+    step_tokens=16,
 )
 
 
