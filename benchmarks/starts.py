@@ -19,9 +19,9 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,30 +117,35 @@ def read_limit(blob: Path, target: np.ndarray) -> float:
     return time.perf_counter() - started_s
 
 
-def direct_limit(blob: Path, readers: int) -> float:
-    """Time a read of a file around the page cache, by threads with a populated buffer of huge pages each."""
+@contextmanager
+def huge_buffer(nbytes: int) -> Iterator[mmap.mmap]:
+    """Yield populated memory for a whole image, in huge pages where there are any."""
+    with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as buffer:
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+        buffer.write(bytes(nbytes))
+        yield buffer
+
+
+def direct_limit(blob: Path, into: mmap.mmap, readers: int) -> float:
+    """Time a read of a file around the page cache, by so many threads."""
     drop_from_cache(blob)
     offsets = iter(range(0, blob.stat().st_size, DIRECT_BYTES))
     descriptor = os.open(blob, os.O_RDONLY | os.O_DIRECT)
+    whole = memoryview(into)
 
-    def read(buffer: mmap.mmap) -> None:
+    def read() -> None:
         for offset in offsets:
-            os.preadv(descriptor, [buffer], offset)
+            with whole[offset : offset + DIRECT_BYTES] as part:
+                os.preadv(descriptor, [part], offset)
 
-    with ExitStack() as stack:
-        stack.callback(os.close, descriptor)
-        buffers = []
-        for _ in range(readers):
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            buffer = stack.enter_context(mmap.mmap(-1, DIRECT_BYTES, flags=private))
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-            buffer.write(bytes(DIRECT_BYTES))
-            buffers.append(buffer)
-        pool = stack.enter_context(ThreadPoolExecutor(readers))
-        started_s = time.perf_counter()
-        for reading in [pool.submit(read, buffer) for buffer in buffers]:
-            reading.result()
-        return time.perf_counter() - started_s
+    try:
+        with whole, ThreadPoolExecutor(readers) as pool:
+            started_s = time.perf_counter()
+            for reading in [pool.submit(read) for _ in range(readers)]:
+                reading.result()
+            return time.perf_counter() - started_s
+    finally:
+        os.close(descriptor)
 
 
 def socket_limit(source: np.ndarray, target: np.ndarray) -> float:
@@ -198,6 +203,20 @@ async def timed_start(node: ForkedNode, request: StartInstance, expected: str, i
     into.phases_ms.append(dict(started.phases_ms))
 
 
+async def until_idle(cluster: ForkedCluster, image: str) -> None:
+    """Return once all nodes have checked the image and populated the memory for the next one."""
+    folder = Path("/dev/shm") / f"hypercast-{cluster.folder.name}"
+    async with RedisState.connect(cluster.redis.url) as state, asyncio.timeout(PATIENCE_S):
+        while True:
+            records = [node.record for node in (await state.snapshot()).nodes]
+            held = [one for record in records for one in record.holdings if one.image == image]
+            spares = [spare.stat() for spare in folder.glob("*/*.spare")]
+            is_checked = all(one.settled for one in held if Tier.HOST in one.tiers)
+            if is_checked and all(one.st_blocks * 512 >= one.st_size for one in spares):
+                return
+            await asyncio.sleep(0.05)
+
+
 async def drop(node: ForkedNode, image: str, *tiers: Tier) -> None:
     """Drop an image that no instance uses from tiers of a node, if they have it."""
     for tier in tiers:
@@ -231,6 +250,7 @@ class DiskTier:
         before = self.counters
         await drop(self._node, self._weights.manifest.sha256, Tier.HOST)
         drop_from_cache(self.file)
+        await until_idle(self._cluster, self._weights.manifest.sha256)
         took_s = await self._load()
         read = {name: self.counters[name] - before[name] for name in READ_COUNTERS}
         assert read == dict.fromkeys(READ_COUNTERS, 0) | {
@@ -289,18 +309,22 @@ async def measure(
     into = np.ones_like(content)
     disk = ("--disk-cache", "1GiB", "--disk-cache-dir", cluster.folder / "disk")
     async with (
+        AsyncExitStack() as stack,
         node(cluster, "n0") as source,
         node(cluster, "n1") as target,
         node(cluster, "n2", *disk) as cached,
     ):
+        direct = stack.enter_context(huge_buffer(len(content)))
         disk_tier = DiskTier(cluster, weights, cached)
         await disk_tier.fill()
         for number in range(-1, rounds):
             current = samples if number >= 0 else {name: StartSamples() for name in samples}
             await one_round(number, weights, source, target, current)
             current["disk-tier"].seconds.append(await disk_tier.timed_load())
-            current["limit-direct"].seconds.append(direct_limit(disk_tier.file, 1))
-            current["limit-direct-parallel"].seconds.append(direct_limit(disk_tier.file, DIRECT_READERS))
+            await until_idle(cluster, weights.manifest.sha256)
+            current["limit-direct"].seconds.append(direct_limit(disk_tier.file, direct, 1))
+            parallel = direct_limit(disk_tier.file, direct, DIRECT_READERS)
+            current["limit-direct-parallel"].seconds.append(parallel)
             current["limit-copy"].seconds.append(copy_limit(content, into))
             current["limit-read"].seconds.append(read_limit(weights.blob, into))
             current["limit-socket"].seconds.append(socket_limit(content, into))

@@ -110,16 +110,18 @@ def show(row: dict[str, Any]) -> str:
     params = row["params"]
     if row["name"] == "link":
         return (
-            f"{'link':18} {params['nodes']:3} nodes: {row['bytes_per_s'] * 8e-6:.1f} Mbit/s in a plain copy"
+            f"{'link':18} {params['nodes']:3} nodes: {row['bytes_per_s'] * 8e-6:.1f} Mbit/s in a plain copy,"
+            f" round trip {row['round_trip_s'] * 1e3:.2f} ms"
         )
     blocks = (
         f"{params['blocks']} blocks"
         if "blocks" in params
         else params.get("algorithm", "").partition(":")[0][:12]
     )
+    first = f"  first block {row['first_block_s'] * 1e3:.1f} ms" if "first_block_s" in row else ""
     return (
         f"{row['name']:18} {params['nodes']:3} nodes {params['sources']:2} sources {blocks:12}"
-        f" {row['median_s']:8.3f} s {row['ratio_to_limit']:6.2f} x limit"
+        f" {row['median_s']:8.3f} s {row['ratio_to_limit']:6.2f} x limit{first}"
         f"  first full {row['first_full_s']:7.3f} s  skew {row['skew_s']:6.3f} s"
         f"  {row['bytes_per_own_cpu_s'] / 1e6:7.0f} MB/own CPU-s  CPU {row['processor_share']:4.0%}"
     )

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from invoker.emulated.profiles import (
+    A800,
+    A800_LINKS,
     BYTES,
     H800,
     LLAMA_2_7B,
@@ -18,6 +20,7 @@ PROFILES = {
     "h800-llama2-7b": Profile(model=LLAMA_2_7B, gpu=H800, gpus=1, links=LinkRates()),
     "h800-llama2-13b": Profile(model=LLAMA_2_13B, gpu=H800, gpus=1, links=LinkRates()),
     "h800-llama2-70b": Profile(model=LLAMA_2_70B, gpu=H800, gpus=4, links=LinkRates()),
+    "a800-llama2-13b": Profile(model=LLAMA_2_13B, gpu=A800, gpus=1, links=A800_LINKS),
 }
 
 

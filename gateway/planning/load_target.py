@@ -118,7 +118,7 @@ class LoadTarget:
         needs = [self._prefill(load, trend), self._batch(load, trend), self._kv(load, trend)]
         most = max(needs, key=lambda need: need.instances)
         if load.scaling.serving is ServingMode.DISAGGREGATED:
-            most = _by_role(*needs)
+            most = _by_role(*needs, self._decoding(load, trend))
         if uncounted >= most.instances:
             return Need(instances=uncounted, reason=calls_reason(load.tokens.uncounted, target))
         return most
@@ -180,6 +180,19 @@ class LoadTarget:
         return Need(
             instances=count, reason=f"{load.tokens.kv_tokens} tokens of KV cache, {capacity.kv_tokens} each"
         )
+
+    def _decoding(self, load: FunctionLoad, trend: Trend) -> int:
+        """Return the number of instances for the calls that decode now, or do so after the prompts that run.
+
+        Prompts that wait need instances to run them first: with those counted here, a long queue would leave
+        none to run it.
+        """
+        tokens = load.tokens
+        if not load.in_flight:
+            return 1
+        kv_tokens = max(0, tokens.kv_tokens - tokens.held_tokens)
+        now = replace(load, held=0, tokens=replace(tokens, held_tokens=0, kv_tokens=kv_tokens))
+        return max(self._batch(now, trend).instances, self._kv(now, trend).instances)
 
     def _shared(self, load: FunctionLoad, trend: Trend, amount: int, each: int) -> int:
         """Return the number for an amount of something that calls hold for their time on an instance.
@@ -281,14 +294,19 @@ class PolicyBySetting:
         return self._policies[load.scaling.policy].decide(load, state, now)
 
 
-def _by_role(prefill: Need, batch: Need, kv: Need) -> Need:
-    """Return the number for both roles; an instance that is enough for both needs no other."""
+def _by_role(prefill: Need, batch: Need, kv: Need, decoding: int) -> Need:
+    """Return the number for both roles; an instance that is enough for both needs no other.
+
+    Instances to decode are started for all calls, so that they are there when the prompts have been run, but
+    only `decoding` have that role now (BlitzScale §5.4).
+    """
     decode = max(batch, kv, key=lambda need: need.instances)
-    roles = RoleNeed(prefill=max(1, prefill.instances), decode=max(1, decode.instances))
-    if roles == RoleNeed(prefill=1, decode=1):
+    counts = max(1, prefill.instances), max(1, decode.instances)
+    roles = RoleNeed(prefill=counts[0], decode=max(1, min(decoding, counts[1])))
+    if counts == (1, 1):
         return replace(prefill, roles=roles)
-    reason = f"{roles.prefill} for prompts ({prefill.reason}), {roles.decode} to decode ({decode.reason})"
-    return Need(instances=roles.prefill + roles.decode, reason=reason, roles=roles)
+    reason = f"{counts[0]} for prompts ({prefill.reason}), {counts[1]} to decode ({decode.reason})"
+    return Need(instances=sum(counts), reason=reason, roles=roles)
 
 
 def _window_s(load: FunctionLoad) -> float:

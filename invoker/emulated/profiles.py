@@ -7,8 +7,9 @@ in matrix products of prompts and 0.7 of the memory's rate, about what well-tune
 generation. The embedding is a look-up and takes no time. Several GPUs of one node split each layer (tensor
 parallelism) and all-reduce each layer's output twice, at the rate and latency of their links.
 
-Sizes are those of the published configurations in 16 bits; link rates are those of the testbeds on which
-FaaScale and lambdaScale were measured: 400 Gb/s between nodes, 64 GB/s from host memory, 5 GB/s from disk.
+Sizes are those of the published configurations in 16 bits; link rates are those of the papers' testbeds:
+H800 of FaaScale and lambdaScale (400 Gb/s between nodes, 64 GB/s from host memory, 5 GB/s from disk), A800
+of BlitzScale (Table 1, cluster A: 100 Gb/s between nodes, 128 Gb/s from host memory, 10 Gb/s from disk).
 """
 
 from dataclasses import dataclass
@@ -208,6 +209,14 @@ H800 = Accelerator(
     memory_bytes=80 * 10**9,
     peer_bytes_per_s=200e9,
 )
+# The A800 SXM is an A100 whose NVLink gives 400 GB/s, half of it each way.
+A800 = Accelerator(
+    name="A800",
+    flops_per_s=312e12,
+    memory_bytes_per_s=2.039e12,
+    memory_bytes=80 * 10**9,
+    peer_bytes_per_s=200e9,
+)
 LLAMA_2_7B = DecoderShape(
     name="Llama-2 7B",
     layers=32,
@@ -236,10 +245,12 @@ LLAMA_2_70B = DecoderShape(
     vocabulary=32000,
 )
 MODELS = {"llama2-7b": LLAMA_2_7B, "llama2-13b": LLAMA_2_13B, "llama2-70b": LLAMA_2_70B}
+A800_LINKS = LinkRates(network=12.5e9, host=16e9, disk=1.25e9)
 # Nodes by the source of their models: host memory, or (as in ServerlessLLM's cold start) the node's own disk.
 DEVICES = {
     "h800": (H800, LinkRates()),
     "h800-disk": (H800, LinkRates(host=LinkRates().disk)),
+    "a800": (A800, A800_LINKS),
 }
 
 

@@ -68,6 +68,7 @@ def test_emulated_nodes_have_the_links_of_their_datasheet() -> None:
     found = settings(device="emulated:h800/1000/10", nodes=3)
     assert (found.options.link_rate_bytes_s, found.hosts) == (5_000_000, 3)
     assert found.devices == ("emulated:h800/1000/10",) * 3
+    assert settings(device="emulated:a800/1000/10", nodes=3).options.link_rate_bytes_s == 1_250_000
     assert settings(device="emulated:h800/1000", link_rate_bytes_s=7).options.link_rate_bytes_s == 7
 
 

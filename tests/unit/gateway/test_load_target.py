@@ -212,6 +212,16 @@ def test_the_pools_of_a_disaggregated_function_scale_apart() -> None:
     assert decodes.roles == RoleNeed(prefill=1, decode=3) and decodes.desired == 4
     both = decide(0, load(held=20, running=24, starts=hot, **settings))
     assert both.roles is not None and both.roles.prefill > 1 and both.roles.decode >= 3
-    assert both.desired == both.roles.prefill + both.roles.decode
+    assert both.desired > both.roles.prefill + both.roles.decode, "some are started for what is yet to come"
     assert "for prompts" in both.reason and "to decode" in both.reason
     assert decide(0, load(running=1, **settings)).desired == 1, "one instance is enough for both"
+
+
+def test_a_long_queue_of_prompts_leaves_instances_to_run_it() -> None:
+    hot = StartForecast(hot=30, hot_s=0.0)
+    found = decide(0, load(held=400, running=10, starts=hot, serving=ServingMode.DISAGGREGATED))
+    alone = decide(0, load(running=10, starts=hot, serving=ServingMode.DISAGGREGATED))
+    assert found.roles is not None and alone.roles is not None
+    assert found.roles.decode == alone.roles.decode and found.roles.prefill > 10
+    waiting = decide(0, load(held=5, starts=hot, serving=ServingMode.DISAGGREGATED))
+    assert waiting.roles is not None and waiting.roles.decode == 1
