@@ -2,9 +2,9 @@
 
 Starts a platform (one gateway, --sources nodes that hold a random fp32 model in host memory, and --loading
 others; links so slow that the load takes seconds), scales the function to the others, and keeps --requests
-requests in flight. Recorded are the layers that each node can run (by the call from which a controller
-receives them), instances and pipelines from the change feed, and each token's arrival at the client. Times
-are seconds since the scale request.
+requests in flight. Recorded are the parts of the image that arrive and the layers that each node can run (by
+the calls from which gateways and a controller receive them), instances and pipelines from the change feed,
+and each token's arrival at the client. Times are seconds since the scale request.
 
 examples:
   python -m benchmarks.live_picture --json picture.json --plot picture.png
@@ -16,6 +16,7 @@ import json
 import random
 import time
 from argparse import Namespace
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -34,9 +35,11 @@ from benchmarks.live_serving.arguments import add_load, add_platform
 from benchmarks.live_serving.client import LiveAnswer, LiveClient, draw_requests, run_clients
 from benchmarks.live_serving.models import FAMILIES, write_model
 from benchmarks.live_serving.platform import slow_link_platform
+from rdmacast.aio.groups import cancel_and_discard
 from registry.channel.client import Channel
 from registry.config.secrets import load_or_create_secret
 from registry.errors import RegistryError
+from registry.messages.arrivals import Arrivals, FollowArrivals
 from registry.messages.live import decode_layer_set
 from registry.messages.node import InstanceProgress, StartInstance
 from registry.records.change import Change, InstanceChanged, LiveChanged
@@ -116,6 +119,7 @@ class Recorder:
         last = None
         with suppress(RegistryError):  # the start has ended
             channel = await Channel.connect(self._channels[record.node], self._secret)
+            blocks = asyncio.create_task(self._follow_blocks(channel, record.node))
             try:
                 async with channel.call(request) as replies:
                     async for reply in replies:
@@ -123,7 +127,17 @@ class Recorder:
                             last = reply.held
                             self._add_event("held", node=record.node, layers=decode_layer_set(reply.held))
             finally:
+                await cancel_and_discard(blocks)
                 await channel.aclose()
+
+    async def _follow_blocks(self, channel: Channel, node: str) -> None:
+        """Record which parts of the image have arrived, until cancelled."""
+        with suppress(RegistryError):
+            async with channel.call(FollowArrivals()) as replies:
+                async for reply in replies:
+                    for image in reply.images if isinstance(reply, Arrivals) else ():
+                        held = b64encode(image.held).decode()
+                        self._add_event("blocks", node=node, cells=image.cells, held=held)
 
     def _add_event(self, kind: str, **what: Any) -> None:
         self.events.append({"at_s": self.since(time.monotonic()), "kind": kind, **what})
