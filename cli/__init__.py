@@ -3,6 +3,7 @@
 - `client`: client of the gateway's HTTP interface
 - `commands/`: the commands
 - `errors`: exceptions and their exit codes
+- `exports`: exports of the ledger as files
 - `group`: the command group
 - `health`: warning where shown data may be out of date
 - `interrupts`: Ctrl-C during imports

@@ -23,4 +23,6 @@
 - `share`: owners of functions, and the tenants that may call them
 - `up`: start a platform
 - `usage`: use and cost
+- `usage_bill`: use and cost of a period by day and by key
+- `usage_export`: requests for other billing tools
 """

@@ -132,13 +132,15 @@ def _node(up: NodeUp, snapshot: Snapshot) -> msgspec.Struct:
 class LineReply:
     """A stream of lines. The head waits for the first line, so that an error before it has its own status.
 
-    A later error is a last line with the error envelope.
+    A later error is a last line with the error envelope; with `cuts` the response is cut off instead, where
+    such a line would be taken for a row.
     """
 
     services: Services
     context: RequestContext
     media_type: str
     lines: AsyncGenerator[bytes, None]
+    cuts: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = ByteStream(send, self.services.settings.streams.write_timeout_s, self.media_type)
@@ -157,7 +159,7 @@ class LineReply:
             raise
         except Exception as error:  # an envelope, once the stream has started
             known = translate(error)
-            if not stream.started or known is None:
+            if not stream.started or known is None or self.cuts:
                 raise
             self.context.error_code = known.code
             await stream.end(known.envelope() + b"\n")
