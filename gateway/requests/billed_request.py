@@ -173,7 +173,8 @@ class BilledRequest:
         if has_lease and not budgeted:
             quotas.release(self.context)
         await self._services.biller.bill(self.context, self.version, self.runs, status)
-        self._learn()
+        if status is RequestStatus.OK:  # what failed may have used nothing
+            self._learn()
         if budgeted:  # its lease holds the reservation until the cost is in the sums
             quotas.release(self.context)
         if has_lease:
