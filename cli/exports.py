@@ -81,7 +81,7 @@ def write_parquet(lines: Iterable[str], out: IO[bytes]) -> ExportTotals:
     types = {
         Kind.TEXT: pyarrow.string(),
         Kind.MOMENT: pyarrow.timestamp("us", tz="UTC"),
-        Kind.MONEY: pyarrow.decimal128(18, NANO_DIGITS),
+        Kind.MONEY: pyarrow.decimal128(28, NANO_DIGITS),
         Kind.QUANTITY: pyarrow.decimal128(36, QUANTITY_DIGITS),
         Kind.COUNT: pyarrow.int64(),
     }

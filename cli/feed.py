@@ -49,8 +49,7 @@ class ClusterFeed:
 
         Raises the CliError of a key that may not see the cluster, or a gateway that cannot show it.
         """
-        while not self._news.wait(1.0):  # in parts, so that Ctrl-C is handled on every system
-            pass
+        self._news.wait()
         self._news.clear()
         with self._lock:
             error = self._error

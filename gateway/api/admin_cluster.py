@@ -1,6 +1,7 @@
 """/admin: operations on the running cluster (scale, warm, drop, logs, nodes, instances, casts)."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from gateway.schemas.admin import DropRequest, PullRequest, ScaleRequest, WarmRe
 from gateway.schemas.answers import DroppedImage, InstanceList, NodeList, NodeView, ScaledFunction, view
 from gateway.schemas.parameters import FOLLOW, LINES, OF_CAST, OF_FUNCTION, SUMMARY
 from registry.records.change import NodeUp, Snapshot
+
+_log = logging.getLogger("hypercast.gateway")
 
 
 class ClusterAdmin:
@@ -159,7 +162,10 @@ class LineReply:
             raise
         except Exception as error:  # an envelope, once the stream has started
             known = translate(error)
-            if not stream.started or known is None or self.cuts:
+            if not stream.started or known is None:
+                raise
+            if self.cuts:
+                _log.warning("request %s: its response was cut off: %s", self.context.request_id, error)
                 raise
             self.context.error_code = known.code
             await stream.end(known.envelope() + b"\n")

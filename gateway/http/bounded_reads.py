@@ -47,8 +47,9 @@ class BoundedReads:
 
         Raises Unavailable where too many of the tenant, or of all, go on.
         """
-        if self._streams[tenant] >= _MAX_STREAMS or self._streams.total() >= _MAX_ALL_STREAMS:
-            raise Unavailable(f"{self._streams[tenant]} exports of this tenant go on: retry later")
+        own, total = self._streams[tenant], self._streams.total()
+        if own >= _MAX_STREAMS or total >= _MAX_ALL_STREAMS:
+            raise Unavailable(f"{total} exports go on, {own} of this tenant: retry later")
         self._streams[tenant] += 1
         try:
             yield self._reading

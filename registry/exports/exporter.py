@@ -14,7 +14,7 @@ from registry.exports.charges import UNPRICED
 from registry.exports.focus import COLUMNS, PROVIDER, FocusRow, FocusRows, columns_of
 from registry.records.usage import PriceRate, RequestRecord
 
-_PIECE_ROWS = 200
+_PIECE_ROWS = 50
 
 
 class ExportFormat(StrEnum):
