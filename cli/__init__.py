@@ -1,8 +1,12 @@
 """The `hypercast` command.
 
+- `board`: the cluster as frames of the watch show it
 - `client`: client of the gateway's HTTP interface
+- `cluster_view`: the cluster on one screen
 - `commands/`: the commands
 - `errors`: exceptions and their exit codes
+- `exports`: exports of the ledger as files
+- `feed`: the cluster followed in a thread
 - `group`: the command group
 - `health`: warning where shown data may be out of date
 - `interrupts`: Ctrl-C during imports
@@ -10,7 +14,7 @@
 - `output`: tables, JSON and CSV on stdout
 - `plan_view/`: views of transfer plans
 - `progress`: progress on stderr
-- `refresh`: output that refreshes every second
+- `refresh`: output that is drawn again when something has changed
 - `settings`: address and key of the gateway
 - `supervise/`: the processes of `hypercast up`
 - `tables`: tables that fit the terminal

@@ -17,6 +17,8 @@ COMMANDS = {
     "gateway": ("cli.commands.processes", "Run one gateway process."),
     "invoker": ("cli.commands.processes", "Run one node (invoker) process."),
     "deploy": ("cli.commands.deploy", "Deploy a model or a handler as a function."),
+    "status": ("cli.commands.status", "Show the platform on one screen."),
+    "top": ("cli.commands.top", "Show nodes, functions and casts live."),
     "list": ("cli.commands.functions", "List functions."),
     "describe": ("cli.commands.functions", "Show the settings, versions and instances of a function."),
     "rollback": ("cli.commands.functions", "Make an earlier version current."),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from cli.client import Client
+from cli.errors import UsageError
 from cli.output import FORMATS, REPORT_FORMATS
 from cli.settings import resolve
 from registry.config.option_types import DURATION as DURATION
@@ -103,6 +104,19 @@ def client_options(command: Callable[..., T]) -> Callable[..., T]:
 def output_option(command: F) -> F:
     """Add `-o` with the formats of `emit_rows` and `emit_record`."""
     return _output_option(FORMATS)(command)
+
+
+def watch_option(command: F) -> F:
+    """Add `--watch`; where it is given, refuse the formats of programs."""
+
+    @functools.wraps(command)
+    def checked(*, watch: bool, form: str, **values: Any) -> Any:
+        if watch and form in ("json", "csv"):
+            raise UsageError("--watch shows tables: leave out -o")
+        return command(watch=watch, form=form, **values)
+
+    help = "Show it again when it changes, at most every second, until Ctrl-C."
+    return click.option("-w", "--watch", is_flag=True, help=help)(checked)  # type: ignore[return-value]
 
 
 def report_output_options(command: F) -> F:

@@ -21,6 +21,10 @@
 - `secret`: the cluster's secret
 - `secrets`: secrets of functions
 - `share`: owners of functions, and the tenants that may call them
+- `status`: the platform on one screen
+- `top`: nodes, functions and casts as they change
 - `up`: start a platform
 - `usage`: use and cost
+- `usage_bill`: use and cost of a period by day and by key
+- `usage_export`: requests for other billing tools
 """

@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 from cli.client import Client
-from cli.errors import AuthError, CliError, MissingError, UsageError
-from cli.options import client_options, output_option, query
+from cli.cluster_view import bar
+from cli.errors import MissingError, UsageError
+from cli.options import client_options, output_option, query, watch_option
 from cli.output import emit_record, emit_rows, render, write
-from cli.refresh import Frame, redraw
+from cli.refresh import Frame, watch_table
 from cli.tables import Column, Row, colours_wanted, fields, terminal_width, wrapped
 from cli.values import age, human_bytes
 
@@ -51,7 +52,6 @@ NODE_FIELDS = (
     *("node", "host", "tier", "planned", "state", "held", "blocks", "seconds", "bytes_s"),
     *("received", "transports", "faults", "error", "updated_at"),
 )
-BAR = 20  # characters
 MAX_REASONS = 12
 _ABSENT = ("cannot be imported", "no RDMA device", "there is none at all")
 
@@ -59,17 +59,15 @@ _ABSENT = ("cannot be imported", "no RDMA device", "there is none at all")
 @click.command("casts")
 @click.argument("cast_id", required=False)
 @click.option("--function", help="Only casts of this function.")
-@click.option(
-    "-w", "--watch", is_flag=True, help="Refresh every second until Ctrl-C, or until the one cast ends."
-)
+@watch_option
 @output_option
 @client_options
 def casts_command(cast_id: str | None, function: str | None, watch: bool, form: str, client: Client) -> None:
     """Show casts of the last hour: model images on their way from nodes that hold them to other nodes.
 
-    With a cast id, or the beginning of one: its plan, the reason for it, and each node's part. Rates are
-    bytes per second; in the list, the sum over all nodes. JSON has each node's part in the list, too; CSV
-    has it with a cast id only, as one row per node.
+    With a cast id, or the beginning of one: its plan, the reason for it, and each node's part; --watch ends
+    with it. Rates are bytes per second; in the list, the sum over all nodes. JSON has each node's part in the
+    list, too; CSV has it with a cast id only, as one row per node.
 
     \b
     Examples:
@@ -78,10 +76,16 @@ def casts_command(cast_id: str | None, function: str | None, watch: bool, form: 
       hypercast casts 4f1c --watch
       hypercast casts --function tiny-coder -o json
     """
-    if watch and form in ("json", "csv"):
-        raise UsageError("--watch shows tables: leave out -o")
     if watch:
-        redraw(_Watched(client, cast_id, function, form).frame)
+
+        def draw() -> Frame:
+            casts = _fetch(client, function, cast_id, summary=cast_id is None)
+            if cast_id is None:
+                return Frame(text=render(casts, COLUMNS, (), form))
+            cast = pick(casts, cast_id)
+            return Frame(text=shown(cast, form), last=cast["state"] != "running")
+
+        watch_table(client, ("casts", "blocks", "nodes"), draw)
         return
     casts = _fetch(client, function, cast_id, summary=cast_id is None and form != "json")
     if cast_id is None:
@@ -94,34 +98,6 @@ def casts_command(cast_id: str | None, function: str | None, watch: bool, form: 
         emit_rows(cast["nodes"], NODE_COLUMNS, NODE_FIELDS, form)
     else:
         write(shown(cast, form))
-
-
-class _Watched:
-    """The frames of `--watch`. An unreachable gateway ends it only before the first frame."""
-
-    def __init__(self, client: Client, cast_id: str | None, function: str | None, form: str) -> None:
-        self._client = client
-        self._cast_id = cast_id
-        self._function = function
-        self._form = form
-        self._text = ""
-
-    def frame(self) -> Frame:
-        """Return the current frame."""
-        try:
-            casts = _fetch(self._client, self._function, self._cast_id, summary=self._cast_id is None)
-        except (AuthError, UsageError):
-            raise
-        except CliError as error:
-            if not self._text:
-                raise
-            return Frame(text=f"{self._text}(retrying: {error})\n")
-        if self._cast_id is None:
-            self._text = render(casts, COLUMNS, (), self._form)
-            return Frame(text=self._text)
-        cast = pick(casts, self._cast_id)
-        self._text = shown(cast, self._form)
-        return Frame(text=self._text, last=cast["state"] != "running")
 
 
 def _fetch(
@@ -178,13 +154,6 @@ def progress(node: Row) -> str:
     if node["state"] != "source":
         return bar(node["held"], node["blocks"])
     return "reads the store" if node["tier"] in ("none", "") else f"sends from {node['tier']}"
-
-
-def bar(held: int, blocks: int) -> str:
-    """Return a bar that is full only where all blocks are held."""
-    part = held / blocks if blocks else 1.0
-    full = int(part * BAR)
-    return f"{'█' * full}{'░' * (BAR - full)} {int(part * 100):3d}%"
 
 
 def by_transport(transports: dict[str, str]) -> str:

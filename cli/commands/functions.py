@@ -11,9 +11,10 @@ from cli.client import Client, segment
 from cli.commands.share import shared
 from cli.errors import CliError, ForbiddenError, UsageError
 from cli.health import warn_if_unhealthy
-from cli.options import client_options, output_option
-from cli.output import emit_record, emit_rows, write, write_fields
+from cli.options import client_options, output_option, watch_option
+from cli.output import emit_record, emit_rows, render, write, write_fields
 from cli.progress import note
+from cli.refresh import Frame, watch_table
 from cli.tables import Column, Row
 from cli.values import age_of, duration, human_bytes, source_at, utc
 
@@ -131,9 +132,10 @@ def nodes_of(instance: Row) -> str:
 
 
 @click.command("list")
+@watch_option
 @output_option
 @client_options
-def list_command(form: str, client: Client) -> None:
+def list_command(watch: bool, form: str, client: Client) -> None:
     """List functions.
 
     READY is the number of instances that serve. A key of the role `deployer` sees those of its tenant, and
@@ -144,14 +146,26 @@ def list_command(form: str, client: Client) -> None:
       hypercast list
       hypercast list -o wide
       hypercast list -o json
+      hypercast list --watch
     """
+    if watch:
+        watch_table(
+            client,
+            ("functions", "instances"),
+            lambda: Frame(text=render(_fetch(client), LIST_COLUMNS, (), form)),
+        )
+        return
     try:
-        functions = client.json("GET", "/admin/functions")["functions"]
+        rows = _fetch(client)
     except ForbiddenError:
         emit_rows(callable_functions(client), MODEL_COLUMNS, ("name", "created_at"), form)
         return
     warn_if_unhealthy(client)
-    emit_rows([summary(function) for function in functions], LIST_COLUMNS, LIST_FIELDS, form)
+    emit_rows(rows, LIST_COLUMNS, LIST_FIELDS, form)
+
+
+def _fetch(client: Client) -> list[dict[str, Any]]:
+    return [summary(function) for function in client.json("GET", "/admin/functions")["functions"]]
 
 
 def callable_functions(client: Client) -> list[dict[str, Any]]:

@@ -12,7 +12,10 @@ import httpx2
 from cli.client import Client, segment, server_events
 from cli.errors import CliError, MissingError, UsageError
 from cli.options import SECONDS, client_options
+from cli.output import emit_record, write
 from cli.progress import StageLine, note
+from cli.tables import Row
+from cli.values import money
 
 # The options for the fields which the gateway says that a function needs.
 OPTIONS = {
@@ -20,6 +23,13 @@ OPTIONS = {
     "'input'": "--input TEXT",
     "'image'": "--image FILE",
     "'text' or 'image'": """--image FILE or --data '{"text": …}'""",
+}
+
+_UNITS = {
+    "requests": "{} request",
+    "prompt-tokens": "{} prompt tokens",
+    "completion-tokens": "up to {} generated tokens",
+    "gpu-time": "about {} ms of GPU time",
 }
 
 
@@ -33,6 +43,7 @@ OPTIONS = {
 @click.option("-t", "--temperature", type=float, help="Sampling temperature (0: greedy).")
 @click.option("--seed", type=int, help="Seed for repeatable sampling.")
 @click.option("--stream", is_flag=True, help="Print the text while it is generated.")
+@click.option("--quote", is_flag=True, help="Run nothing: print what the call may cost.")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show request id, version, start kind and timing on stderr."
 )
@@ -56,6 +67,7 @@ def invoke_command(
     image: Path | None,
     data: str | None,
     stream: bool,
+    quote: bool,
     verbose: bool,
     timeout: float,
     form: str,
@@ -70,6 +82,7 @@ def invoke_command(
       hypercast invoke embed -i 'a sentence'
       hypercast invoke classify --image cat.png
       hypercast invoke echo -d '{"hello": 1}' -o json
+      hypercast invoke tiny-coder -p 'def main():' -n 64 --quote
     """
     given = [value for value in (prompt, text, image, data) if value is not None]
     if len(given) != 1:
@@ -94,7 +107,9 @@ def invoke_command(
     raw = form == "json" or (data is not None and not body.get("stream"))
     client.set_timeout(timeout)
     try:
-        if body.get("stream"):
+        if quote:
+            print_quote(client.json("POST", "/v1/quote", json={**body, "model": name}), form)
+        elif body.get("stream"):
             print_stream(client, path, body, verbose, raw=raw)
         else:
             print_answer(client, path, body, verbose, raw=raw)
@@ -102,6 +117,17 @@ def invoke_command(
         if data is not None:
             raise
         raise wrong_input(exc) from exc
+
+
+def print_quote(quote: Row, form: str) -> None:
+    """Print what a call may cost."""
+    if form == "json":
+        emit_record(quote, form)
+        return
+    parts = ", ".join(_UNITS[part["meter"]].format(part["quantity"]) for part in quote["parts"])
+    shown = money(quote["cost_nanos"], quote["currency"])
+    price = "free of charge" if quote["rate"] is None else f"price {quote['rate']}"
+    write(f"{shown}: {parts} ({quote['gpu_time']}; {price})\n")
 
 
 def wrong_input(error: UsageError) -> UsageError:

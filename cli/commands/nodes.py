@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from cli.client import Client
+from cli.cluster_view import used
 from cli.health import warn_if_unhealthy
-from cli.options import client_options, output_option
-from cli.output import emit_rows
+from cli.options import client_options, output_option, watch_option
+from cli.output import emit_rows, render
+from cli.refresh import Frame, watch_table
 from cli.tables import Column, Row
 from cli.values import age_of, human_bytes
 from registry.records.node import NodeRecord
@@ -38,11 +40,6 @@ COLUMNS = (
 )
 
 
-def used(total: int, free: int) -> str:
-    """Return how much of a memory is in use."""
-    return f"{human_bytes(total - free)} / {human_bytes(total)}"
-
-
 def link_rate(node: Row) -> str:
     """Return the cap on a node's transfers."""
     rate = node.get("link_rate_bytes_s")
@@ -64,9 +61,10 @@ def with_functions(node: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command("nodes")
+@watch_option
 @output_option
 @client_options
-def nodes_command(form: str, client: Client) -> None:
+def nodes_command(watch: bool, form: str, client: Client) -> None:
     """List nodes with their memory and instances.
 
     \b
@@ -74,8 +72,18 @@ def nodes_command(form: str, client: Client) -> None:
       hypercast nodes
       hypercast nodes -o wide
       hypercast nodes -o json
+      hypercast nodes --watch
     """
-    nodes = [with_functions(node) for node in client.json("GET", "/admin/nodes")["nodes"]]
+    if watch:
+        watch_table(
+            client, ("nodes", "instances"), lambda: Frame(text=render(_fetch(client), COLUMNS, (), form))
+        )
+        return
+    nodes = _fetch(client)
     warn_if_unhealthy(client)
     counters = sorted({f"counters.{name}" for node in nodes for name in node["counters"]})
     emit_rows(nodes, COLUMNS, (*FIELDS, *counters), form)
+
+
+def _fetch(client: Client) -> list[dict[str, Any]]:
+    return [with_functions(node) for node in client.json("GET", "/admin/nodes")["nodes"]]

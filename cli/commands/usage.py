@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from cli.client import Client, segment
+from cli.commands.usage_bill import COST, GPU_SECONDS, SUM_COLUMNS, bill, thousandths, with_total
+from cli.commands.usage_export import export
 from cli.errors import CliError, UsageError
 from cli.options import (
     DURATION,
@@ -39,22 +41,6 @@ def _verdict(row: Row) -> str:
     return str(VERDICTS.get(row["verdict"], row["verdict"]))
 
 
-def _thousandths(field: str, heading: str) -> Column:
-    """Return a column of a field in its thousand times larger unit."""
-    return Column(field=field, heading=heading, numeric=True, shown=lambda row: f"{row[field] / 1000:.3f}")
-
-
-def _cost(row: Row) -> str:
-    return money(row["cost_nanos"], row["currency"])
-
-
-PROMPT = Column(field="prompt_tokens", heading="PROMPT TOKENS", numeric=True, drop=4)
-OUTPUT = Column(field="completion_tokens", heading="OUTPUT TOKENS", numeric=True, drop=3)
-GPU_SECONDS = _thousandths("billed_gpu_ms", "GPU S")
-COST = Column(field="cost_nanos", heading="COST", numeric=True, shown=_cost)
-REPORT_COLUMNS = (Column(field="requests", numeric=True, drop=1), PROMPT, OUTPUT, GPU_SECONDS, COST)
-
-
 SUMMARY_COLUMNS = (
     Column(field="function", shrink=10),
     Column(field="tenant", shrink=8),
@@ -75,14 +61,14 @@ SLICE_COLUMNS = (
     Column(field="call_id", shrink=12),
     Column(field="instance_id", heading="INSTANCE", shrink=12),
     Column(field="node", shrink=8),
-    _thousandths("gpu_us", "GPU MS"),
+    thousandths("gpu_us", "GPU MS"),
 )
 CHECK_COLUMNS = (
     Column(field="instance_id", heading="INSTANCE", shrink=12),
     Column(field="node", shrink=8),
     Column(field="verdict", state=True, shown=_verdict),
-    _thousandths("busy_us", "METERED MS"),
-    _thousandths("used_us", "BILLED MS"),
+    thousandths("busy_us", "METERED MS"),
+    thousandths("used_us", "BILLED MS"),
     Column(field="missing_us", heading="DIFFERENCE US", numeric=True, wide=True),
     Column(field="why", shrink=10, drop=1),
 )
@@ -101,16 +87,24 @@ ARCHIVE_COLUMNS = (
 )
 
 
-@click.group("usage")
-def usage_command() -> None:
-    """Show use and cost from the ledger.
+@click.group("usage", invoke_without_command=True)
+@click.pass_context
+def usage_command(context: click.Context) -> None:
+    """Show use and cost from the ledger; without a command, the bill of the present month.
 
     \b
     Examples:
+      hypercast usage
       hypercast usage summary --since 24h
       hypercast usage report --by tenant,day -o csv
       hypercast usage show req-4f1c…
     """
+    if context.invoked_subcommand is None:
+        context.invoke(bill)
+
+
+usage_command.add_command(bill)
+usage_command.add_command(export)
 
 
 @usage_command.command("report")
@@ -136,10 +130,10 @@ def report(by: str, key: str | None, form: str, file: Path | None, client: Clien
     groups = [name.strip() for name in by.split(",")]
     rows = answer["rows"]
     if form in ("table", "wide"):
-        rows = [{**row, "currency": answer.get("currency", "USD")} for row in rows]
+        rows = with_total(rows, groups[0], answer["currency"])
     uncut = ("hour", "day", "version", "status", "start_kind")
     of_groups = [Column(field=name, shrink=0 if name in uncut else 6) for name in groups]
-    columns = (*of_groups, *REPORT_COLUMNS)
+    columns = (*of_groups, *SUM_COLUMNS)
     emit_report(rows, columns, (*groups, *COLUMNS), form, file)
 
 

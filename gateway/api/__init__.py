@@ -19,6 +19,7 @@
 - `routes_functions`: the generic invoke
 - `routes_generate`: completions and chat
 - `routes_models`: /v1/models
+- `routes_quote`: the price of a request before it runs
 - `routes_system`: probes, metrics, OpenAPI
 - `routes_ui`: the console's files
 - `routes_watch`: the event stream of what the console shows

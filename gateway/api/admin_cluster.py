@@ -1,6 +1,7 @@
 """/admin: operations on the running cluster (scale, warm, drop, logs, nodes, instances, casts)."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from gateway.schemas.admin import DropRequest, PullRequest, ScaleRequest, WarmRe
 from gateway.schemas.answers import DroppedImage, InstanceList, NodeList, NodeView, ScaledFunction, view
 from gateway.schemas.parameters import FOLLOW, LINES, OF_CAST, OF_FUNCTION, SUMMARY
 from registry.records.change import NodeUp, Snapshot
+
+_log = logging.getLogger("hypercast.gateway")
 
 
 class ClusterAdmin:
@@ -132,13 +135,15 @@ def _node(up: NodeUp, snapshot: Snapshot) -> msgspec.Struct:
 class LineReply:
     """A stream of lines. The head waits for the first line, so that an error before it has its own status.
 
-    A later error is a last line with the error envelope.
+    A later error is a last line with the error envelope; with `cuts` the response is cut off instead, where
+    such a line would be taken for a row.
     """
 
     services: Services
     context: RequestContext
     media_type: str
     lines: AsyncGenerator[bytes, None]
+    cuts: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = ByteStream(send, self.services.settings.streams.write_timeout_s, self.media_type)
@@ -158,6 +163,9 @@ class LineReply:
         except Exception as error:  # an envelope, once the stream has started
             known = translate(error)
             if not stream.started or known is None:
+                raise
+            if self.cuts:
+                _log.warning("request %s: its response was cut off: %s", self.context.request_id, error)
                 raise
             self.context.error_code = known.code
             await stream.end(known.envelope() + b"\n")

@@ -1,14 +1,16 @@
 """/admin/usage: reports from the ledger. Callers see their own tenant's."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
+from gateway.api.admin_cluster import LineReply
 from gateway.core.errors import Forbidden
 from gateway.core.request_context import request_context
 from gateway.core.rights import Right, may
@@ -25,22 +27,27 @@ from gateway.schemas.answers import (
     view,
 )
 from gateway.schemas.parameters import (
+    EXPORT_FORMAT,
     FORMAT,
     GPU_BY,
     GROUP_BY,
     OF_FUNCTION,
     OF_KEY,
     OF_TENANT,
+    PROVIDER,
     RESOLUTION,
     SINCE,
     UNTIL,
 )
 from gateway.tenants.auth import may_see_tenant
 from registry.accounting import gpu_report, usage_groups, usage_reader
+from registry.accounting.ledger_pages import request_pages
 from registry.accounting.reconciliation import BalanceVerdict
 from registry.accounting.tables import to_csv, to_parquet
 from registry.accounting.usage_report import COLUMNS, bounded, parse_by, split_days
 from registry.errors import NotFound
+from registry.exports.exporter import ExportContext, Exporter, ExportFormat, make_exporter
+from registry.exports.focus import PROVIDER as DEFAULT_PROVIDER
 from registry.records.usage import RequestRecord
 from registry.state import Ledger, UsageFilter
 
@@ -137,6 +144,51 @@ class UsageRoutes:
         if found is None:
             raise NotFound(f"no request {request_id}")
         return found
+
+    async def export(self, request: Request) -> ASGIApp:
+        """Send all requests as rows or events of another billing tool, as they are read.
+
+        An error after the head cuts the response off: a row or event of it would be billed.
+        """
+        where, context = bounded(_where(request)), request_context(request.scope)
+        form = ExportFormat(EXPORT_FORMAT.read(request) or ExportFormat.FOCUS)
+        exporter = make_exporter(form, await self._export_context(form, PROVIDER.read(request)))
+        media = _MEDIA["csv"] if form is ExportFormat.FOCUS else "application/x-ndjson"
+        pieces = self._pieces(context.caller.tenant, exporter, where)
+        return LineReply(self._services, context, media, pieces, cuts=True)
+
+    async def _export_context(self, form: ExportFormat, provider: str | None) -> ExportContext:
+        state, source, names = self._services.state, "", dict[str, str]()
+        if form is ExportFormat.OPENMETER:
+            source = f"urn:hypercast:{(await state.cluster_config()).cluster_id}"
+        elif form is ExportFormat.FOCUS:
+            names = {key.id: key.name for key in await state.keys()}
+        return ExportContext(
+            rates=await state.rates(),
+            currency=self._services.health.currency,
+            source=source,
+            provider=" ".join((provider or "").split()) or DEFAULT_PROVIDER,
+            key_names=names,
+        )
+
+    async def _pieces(
+        self, tenant: str, exporter: Exporter, where: UsageFilter
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield an export; other reads have their turn between two pages."""
+        with self._reads.stream(tenant) as turn:
+            pages = request_pages(self._ledger, where, max_records=None)
+            first = True
+            while True:
+                async with turn:
+                    page = await anext(pages, None)
+                if first:  # after the first page, the errors of which have a status of their own
+                    yield exporter.head()
+                    first = False
+                for piece in exporter.end() if page is None else exporter.add(page):
+                    yield piece
+                    await asyncio.sleep(0)
+                if page is None:
+                    return
 
     def _read_slot(self, request: Request) -> AbstractAsyncContextManager[None]:
         return self._reads.slot(request_context(request.scope).caller.tenant, request.scope)

@@ -20,6 +20,7 @@ from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
+from gateway.api.routes_quote import QuoteRoutes
 from gateway.api.routes_system import SystemRoutes
 from gateway.api.routes_ui import UiRoutes
 from gateway.api.routes_watch import WatchRoutes
@@ -79,11 +80,13 @@ def make_handlers(
 ) -> Handlers:
     """Return the handlers of one gateway."""
     generate, embed = GenerateRoutes(services), EmbeddingRoutes(services)
+    functions = FunctionRoutes(services, generate, embed)
     return Handlers(
         generate=generate,
         embed=embed,
-        functions=FunctionRoutes(services, generate, embed),
+        functions=functions,
         models=ModelRoutes(services),
+        quotes=QuoteRoutes(services, functions),
         system=SystemRoutes(services, partial(document, operations)),
         blobs=BlobRoutes(services, collector),
         admin=FunctionAdmin(services, collector),

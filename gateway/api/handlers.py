@@ -15,6 +15,7 @@ from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
+from gateway.api.routes_quote import QuoteRoutes
 from gateway.api.routes_system import SystemRoutes
 from gateway.api.routes_ui import UiRoutes
 from gateway.api.routes_watch import WatchRoutes
@@ -30,6 +31,7 @@ class Handlers:
     embed: EmbeddingRoutes
     functions: FunctionRoutes
     models: ModelRoutes
+    quotes: QuoteRoutes
     system: SystemRoutes
     blobs: BlobRoutes
     admin: FunctionAdmin

@@ -63,6 +63,18 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         EmbeddingRequest,
         answers.EmbeddingList,
     ),
+    Operation(
+        "post",
+        "/v1/quote",
+        lambda to: to.quotes.quote,
+        "What a call would cost; the body is that of the call, with its `model`",
+        answers.Quote,
+        needs=Right.CALL,
+        body=(JSON,),
+        any_body=_INVOKE_BODIES,
+        failures=(404,),
+        unaudited="it changes nothing",
+    ),
     Operation("get", "/v1/models", lambda to: to.models.models, "The functions", ModelList, needs=Right.CALL),
     Operation(
         "get",

@@ -43,7 +43,7 @@ class EmbeddingRoutes:
 
     async def reply(
         self, context: RequestContext, version: FunctionVersion, payload: EmbeddingRequest
-    ) -> ASGIApp:
+    ) -> "EmbeddingReply":
         """Return the response to a validated request."""
         context.set_version(version)
         if version.task is not FunctionTask.EMBED:
@@ -54,10 +54,12 @@ class EmbeddingRoutes:
         _check_dimensions(payload.dimensions, assets.config.get("hidden_size"))
         texts = split_prompts(payload.input, param="input", limit=limits.inputs)
         inputs = await self._services.encoder(version, assets, context).prompts(texts, param="input")
-        return _EmbeddingReply(self._services, context, version, inputs, payload, assets.pooling)
+        return EmbeddingReply(self._services, context, version, inputs, payload, assets.pooling)
 
 
-class _EmbeddingReply:
+class EmbeddingReply:
+    """The vectors of a request's inputs, as JSON."""
+
     def __init__(
         self,
         services: Services,
@@ -74,12 +76,17 @@ class _EmbeddingReply:
         self._payload = payload
         self._pooling = pooling
 
+    @property
+    def bound(self) -> WorkBound:
+        """What it computes at most."""
+        batches = -(-len(self._inputs) // _BATCH)
+        return WorkBound(calls=batches, prompt_tokens=sum(map(len, self._inputs)))
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         vectors: dict[int, Vector] = {}
         with CancelOnDisconnect(scope) as guard:
             starts = range(0, len(self._inputs), _BATCH)
-            bound = WorkBound(calls=len(starts), prompt_tokens=sum(map(len, self._inputs)))
-            async with BilledRequest(self._services, self._context, self._version, bound) as job:
+            async with BilledRequest(self._services, self._context, self._version, self.bound) as job:
 
                 async def batch(start: int) -> None:
                     ids = tuple(self._inputs[start : start + _BATCH])

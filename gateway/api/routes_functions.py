@@ -7,8 +7,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.routes_embeddings import EmbeddingRoutes
-from gateway.api.routes_generate import GenerateRoutes
+from gateway.api.routes_embeddings import EmbeddingReply, EmbeddingRoutes
+from gateway.api.routes_generate import GenerateReply, GenerateRoutes
 from gateway.core.errors import Unprocessable, from_validation
 from gateway.core.request_context import RequestContext, request_context
 from gateway.http.disconnect import CancelOnDisconnect
@@ -71,22 +71,21 @@ class FunctionRoutes:
                 await self._large(context, body, check_json, limits, limits.handler_json)
                 wanted = _accepts_events(request.scope)
                 return HandlerReply(self._services, context, version, body, events_wanted=wanted)
-            case FunctionTask.GENERATE:
-                return await self._generation(context, version, spec, body)
-            case FunctionTask.EMBED:
-                given = decode(body, self._object, limits) | {"model": spec}
-                require_input(version, given)
-                return await self._embed.reply(context, version, _convert(given, EmbeddingRequest))
+            case FunctionTask.GENERATE | FunctionTask.EMBED:
+                return await self.text_reply(context, version, spec, body)
             case FunctionTask.CLASSIFY:
                 return await self._classification(context, version, request, body)
             case FunctionTask.FEATURES:
                 return await self._feature_extraction(context, version, request, body)
 
-    async def _generation(
+    async def text_reply(
         self, context: RequestContext, version: FunctionVersion, spec: str, body: bytes
-    ) -> ASGIApp:
+    ) -> GenerateReply | EmbeddingReply:
+        """Return the response to a call of a function of texts, which is made when that is sent."""
         given = decode(body, self._object, self._services.settings.limits) | {"model": spec}
         require_input(version, given)
+        if version.task is FunctionTask.EMBED:
+            return await self._embed.reply(context, version, _convert(given, EmbeddingRequest))
         payload: CompletionRequest | ChatRequest
         payload = _convert(given, ChatRequest) if "messages" in given else _convert(given, CompletionRequest)
         if version.engine is not EngineKind.NATIVE:

@@ -86,6 +86,17 @@ USAGE_OPERATIONS: tuple[Operation[Handlers], ...] = (
     ),
     Operation(
         "get",
+        "/admin/usage/export",
+        lambda to: to.usage.export,
+        "All requests for other billing tools: FOCUS 1.2, OpenMeter, Lago",
+        needs=Right.READ_USAGE,
+        others=(CSV, LINES),
+        parameters=(p.EXPORT_FORMAT, p.SINCE, p.UNTIL, p.OF_FUNCTION, p.OF_TENANT, p.PROVIDER),
+        failures=(422,),
+        rated=True,
+    ),
+    Operation(
+        "get",
         "/admin/usage/archive",
         lambda to: to.archive.files,
         "The files of the ledger's archive",

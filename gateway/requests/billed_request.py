@@ -173,8 +173,9 @@ class BilledRequest:
         if has_lease and not budgeted:
             quotas.release(self.context)
         await self._services.biller.bill(self.context, self.version, self.runs, status)
-        if budgeted:  # its lease holds the reservation until the cost is in the sums
+        if status is RequestStatus.OK:  # what failed may have used nothing
             self._learn()
+        if budgeted:  # its lease holds the reservation until the cost is in the sums
             quotas.release(self.context)
         if has_lease:
             await quotas.wait_released(self.context)

@@ -16,6 +16,7 @@ from gateway.requests.billed_request import BilledRequest
 from gateway.requests.forwarding import ForwardPlan
 from gateway.requests.generation_reply import StageReporter, fail_stream
 from gateway.requests.services import Services
+from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath, ForwardRequest
 from registry.messages.node import RequestUsage
 from registry.records.function import FunctionVersion
@@ -40,6 +41,11 @@ class ForwardedReply:
         self._version = version
         self._path = path
         self._plan = plan
+
+    @property
+    def bound(self) -> WorkBound:
+        """What it computes at most."""
+        return self._plan.bound
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings = self._services.settings.streams

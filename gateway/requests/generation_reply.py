@@ -61,6 +61,11 @@ class WholeReply:
         self._services = services
         self._plan = plan
 
+    @property
+    def bound(self) -> WorkBound:
+        """What it computes at most."""
+        return self._plan.bound()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan = self._plan
         outcomes = [ChoiceResult() for _ in plan.choices]
@@ -81,6 +86,11 @@ class StreamReply:
     def __init__(self, services: Services, plan: GenerationPlan) -> None:
         self._services = services
         self._plan = plan
+
+    @property
+    def bound(self) -> WorkBound:
+        """What it computes at most."""
+        return self._plan.bound()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plan, settings = self._plan, self._services.settings.streams

@@ -10,6 +10,7 @@ from msgspec import Meta
 from gateway.schemas.openai import Object, UsageInfo
 from registry.accounting.reconciliation import BalanceVerdict, NodeBalance
 from registry.accounting.usage_groups import SummaryRow
+from registry.exports.charges import Meter
 from registry.records.api_key import ApiKey, KeyRole, SpendPeriod
 from registry.records.audit import AuditEntry
 from registry.records.function import FunctionVersion, Scaling
@@ -257,6 +258,34 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageSummary(msgspec.Struct, frozen=True, kw_only=True):
     rows: Sequence[SummaryRow]
+
+
+class QuotePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a price: `quantity` requests, tokens, or milliseconds of GPU time."""
+
+    meter: Meter
+    quantity: Count
+    cost_nanos: Count
+
+
+class Quote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may cost, in billionths of the unit of `currency`.
+
+    Tokens are those of the prompt, and the most that it may generate. GPU time is the longest of late for as
+    much work (`measured`), or a guess where this gateway has served none yet (`assumed`). `rate` is the id of
+    the price, null for a device that is free of charge.
+    """
+
+    object: Literal["quote"] = "quote"
+    model: str
+    version: int
+    currency: str
+    cost_nanos: Count
+    cost: str
+    rate: str | None
+    gpu_type: str | None
+    gpu_time: Literal["measured", "assumed"]
+    parts: Sequence[QuotePart]
 
 
 class ArchivedFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from gateway.core.errors import BadRequest, Unprocessable
 from registry.accounting import gpu_report, usage_groups
 from registry.config.function_secrets import KEY_PATTERN
+from registry.exports.exporter import ExportFormat
+from registry.exports.focus import PROVIDER as EXPORT_PROVIDER
 from registry.records.audit import AuditLogName
 
 _MAX_DIGITS = 18
@@ -201,6 +203,14 @@ RESOLUTION = EnumParameter(
 )
 FORMAT = EnumParameter(
     name="format", choices=("json", "csv", "parquet"), note="default: json, or as Accept says"
+)
+EXPORT_FORMAT = EnumParameter(
+    name="format",
+    choices=tuple(ExportFormat),
+    note="default: focus, as CSV; the others are a JSON object a line",
+)
+PROVIDER = StringParameter(
+    name="provider", max=128, note=f"the platform's operator in FOCUS; default: {EXPORT_PROVIDER}"
 )
 UPLOAD_OFFSET = IntParameter(name="upload-offset", place="header", min=0, max=1 << 53)
 UPLOAD_LENGTH = IntParameter(name="upload-length", place="header", min=0, max=1 << 53)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from registry.records.usage import PriceRate, cost_nanos
+from registry.records.usage import CostParts, PriceRate, cost_parts
 
 _CAPACITY = 1024  # function versions
 _PROMPT_SHARE = 32  # prompt tokens that take about as long as a generated one
@@ -24,6 +24,16 @@ class WorkBound:
     def units(self) -> int:
         """The parts that take about the same accelerator time."""
         return self.calls + self.completion_tokens + self.prompt_tokens // _PROMPT_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostEstimate:
+    """What some work costs, by its parts, at one rate. `measured`: from what requests took of late."""
+
+    rate: PriceRate
+    gpu_ms: int
+    measured: bool
+    parts: CostParts
 
 
 @dataclass(slots=True)
@@ -53,14 +63,23 @@ class CostEstimates:
         usage = self._usage.get(version)
         return None if usage is None else usage.gpu_type
 
-    def nanos(self, version: tuple[str, int], work: WorkBound, rates: Sequence[PriceRate]) -> int:
-        """Return the cost of all of `work` at the dearest of the rates."""
+    def estimate(
+        self, version: tuple[str, int], work: WorkBound, rates: Sequence[PriceRate]
+    ) -> CostEstimate | None:
+        """Return the cost of all of `work` at the dearest of the rates; None without any: free of charge."""
         usage = self._usage.get(version)
         gpu_us = work.units * (_UNKNOWN_US if usage is None else usage.unit_us)
+        gpu_ms = -(-int(gpu_us) // 1000)
         return max(
             [
-                cost_nanos(rate, -(-int(gpu_us) // 1000), work.prompt_tokens, work.completion_tokens)
+                CostEstimate(
+                    rate=rate,
+                    gpu_ms=gpu_ms,
+                    measured=usage is not None,
+                    parts=cost_parts(rate, gpu_ms, work.prompt_tokens, work.completion_tokens),
+                )
                 for rate in rates
             ],
-            default=0,
+            key=lambda one: one.parts.total,
+            default=None,
         )

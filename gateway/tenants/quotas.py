@@ -2,8 +2,8 @@
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from gateway.core.errors import RETRY_AFTER_MAX_S, TooMany
 from gateway.core.request_context import RequestContext, request_context
 from gateway.schemas.operations import Handler
 from gateway.tenants.concurrency_leases import LEASE_TTL_S, ConcurrencyLeases
-from gateway.tenants.cost_estimates import CostEstimates, WorkBound
+from gateway.tenants.cost_estimates import CostEstimate, CostEstimates, WorkBound
 from gateway.tenants.state_health import HealthCheck
 from registry.accounting.prices import DEFAULT_RATES
 from registry.clock import Clock
@@ -107,14 +107,8 @@ class Quotas:
         key, lease = context.caller, context.lease
         if key.spend_limit_nanos is None or lease is None:
             return
-        of = (version.function, version.version)
-        rates = self._health.rates or DEFAULT_RATES
-        if (gpu_type := self._estimates.gpu_type(of)) is not None:
-            try:
-                rates = (self._health.rate(gpu_type),)
-            except NotFound:
-                rates = ()  # free of charge
-        nanos = self._estimates.nanos(of, work, rates)
+        estimate = self.estimate(version, work)
+        nanos = 0 if estimate is None else estimate.parts.total
         try:
             reserved = await self._state.reserve(key, lease.id, nanos, now=self._clock.wall_s())
         except StateUnavailable as error:
@@ -127,8 +121,25 @@ class Quotas:
             )
             raise TooMany(message, code="spend_limit_reserved", retry_after_s=1)
 
+    def estimate(
+        self, version: FunctionVersion, work: WorkBound, gpu_types: Callable[[], Collection[str]] = tuple
+    ) -> CostEstimate | None:
+        """Return what work of a version costs, None if it is free of charge.
+
+        It is priced for the device that ran the version's last request; until one has, for the dearest of
+        those that `gpu_types` returns, or else of all in the price table.
+        """
+        of = (version.function, version.version)
+        gpu_type = self._estimates.gpu_type(of)
+        devices = gpu_types() if gpu_type is None else (gpu_type,)
+        rates = [] if devices else list(self._health.rates or DEFAULT_RATES)
+        for device in devices:
+            with suppress(NotFound):  # free of charge
+                rates.append(self._health.rate(device))
+        return self._estimates.estimate(of, work, rates)
+
     def learn(self, version: FunctionVersion, gpu_type: str, gpu_us: int, work: WorkBound) -> None:
-        """Take the usage of a request that has ended into account for the next reservations."""
+        """Take the usage of a request that has ended into account for the next estimates."""
         self._estimates.learn((version.function, version.version), gpu_type, gpu_us, work)
 
     def release(self, context: RequestContext) -> None:

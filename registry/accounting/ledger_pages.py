@@ -41,17 +41,17 @@ async def each_request(
 
 
 async def request_pages(
-    ledger: Ledger, where: UsageFilter, *, max_records: int = MAX_RECORDS
+    ledger: Ledger, where: UsageFilter, *, max_records: int | None = MAX_RECORDS
 ) -> AsyncIterator[list[RequestRecord]]:
-    """Yield the same in pages."""
+    """Yield the same in pages; with None any number of records, for readers that keep none of them."""
     span = replace(where, function=None, tenant=None)
     cursor, count, half_ends_at = "", 0, -math.inf
     while True:
         page, cursor = await ledger.requests(span, limit=PAGE, cursor=cursor)
         count += len(page)
-        if count > max_records:
+        if max_records is not None and count > max_records:
             raise too_many(max_records, "requests", half_ends_at, where.since)
-        if count <= max_records // 2 and page:
+        if max_records is not None and count <= max_records // 2 and page:
             half_ends_at = page[-1].ended_at
         yield [record for record in page if matches(where, record)]
         if not cursor:

@@ -152,12 +152,31 @@ class PriceRate:
 MAX_COST_NANOS = 2**53
 
 
-def cost_nanos(rate: PriceRate, billed_gpu_ms: int, prompt_tokens: int, completion_tokens: int) -> int:
-    """Return the integer price of one request; each part is rounded up once, after multiplication."""
-    price = (
-        rate.request_nanos
-        + -(-rate.gpu_second_nanos * billed_gpu_ms // 1000)
-        + -(-rate.prompt_mtoken_nanos * prompt_tokens // 1_000_000)
-        + -(-rate.completion_mtoken_nanos * completion_tokens // 1_000_000)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostParts:
+    """The price of one request by what is counted, in nanos; each part is rounded up once."""
+
+    request: int
+    prompt: int
+    completion: int
+    gpu: int
+
+    @property
+    def total(self) -> int:
+        """What the request costs: the sum, at most MAX_COST_NANOS."""
+        return min(self.request + self.prompt + self.completion + self.gpu, MAX_COST_NANOS)
+
+
+def cost_parts(rate: PriceRate, billed_gpu_ms: int, prompt_tokens: int, completion_tokens: int) -> CostParts:
+    """Return the integer price of one request by its parts."""
+    return CostParts(
+        request=rate.request_nanos,
+        prompt=-(-rate.prompt_mtoken_nanos * prompt_tokens // 1_000_000),
+        completion=-(-rate.completion_mtoken_nanos * completion_tokens // 1_000_000),
+        gpu=-(-rate.gpu_second_nanos * billed_gpu_ms // 1000),
     )
-    return min(price, MAX_COST_NANOS)
+
+
+def cost_nanos(rate: PriceRate, billed_gpu_ms: int, prompt_tokens: int, completion_tokens: int) -> int:
+    """Return the integer price of one request."""
+    return cost_parts(rate, billed_gpu_ms, prompt_tokens, completion_tokens).total

@@ -7,13 +7,14 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from cli.commands.casts import MAX_REASONS, bar, rate, seconds, why
+from cli.cluster_view import bar
+from cli.commands.casts import MAX_REASONS, rate, seconds, why
 from cli.errors import CliError
 from cli.group import cli
 from rdmacast.cast.record import CastMember
@@ -49,12 +50,19 @@ class Scene:
         return error
 
     def put(self, *changes: CastRecord | CastProgress) -> None:
+        asyncio.run_coroutine_threadsafe(self._put(changes), self._loop).result()
+
+    async def _put(self, changes: Sequence[CastRecord | CastProgress]) -> None:
+        state, cluster = self._gw.state, self._gw.cluster
         for change in changes:
-            state = self._gw.state
-            putting = (
-                state.put_cast(change) if isinstance(change, CastRecord) else state.put_cast_progress(change)
-            )
-            asyncio.run_coroutine_threadsafe(putting, self._loop).result()
+            if isinstance(change, CastRecord):
+                await state.put_cast(change)
+                continue
+            await state.put_cast_progress(change)
+            if change.state is not CastState.RUNNING:
+                cluster.ended.setdefault(change.cast_id, {})[change.node] = change.state
+        cluster.snapshot = replace(cluster.snapshot, casts=(await state.snapshot()).casts)
+        cluster.changes.notify()
 
 
 def against(scenario: Callable[[Scene], None]) -> None:
