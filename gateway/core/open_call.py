@@ -199,6 +199,16 @@ class OpenCall(ABC):
         return 0.0 if self._assigned_s is None else self._loop.time() - self._assigned_s
 
     @property
+    def started_ago_s(self) -> float:
+        """From its begin until now."""
+        return self._loop.time() - self._started_s
+
+    @property
+    def ended_ago_s(self) -> float:
+        """From its end until now, 0 if it has not ended."""
+        return 0.0 if self._ended_s is None else self._loop.time() - self._ended_s
+
+    @property
     def first_output_after_s(self) -> float | None:
         """From the call's begin to its first output, None if there was none."""
         return None if self.first_output_s is None else self.first_output_s - self._started_s

@@ -6,15 +6,39 @@ import logging
 import sys
 import time
 
+import msgspec
+
+from registry.logs.lines import LogFormat, json_line
+
 _log = logging.getLogger("hypercast.access")
 _DELAY_S = 0.2
 _MAX_LINES = 500
 
 
+class AccessEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is over, "" for what it has not; `path` has no characters that could end a line."""
+
+    request_id: str
+    trace_id: str
+    method: str
+    path: str
+    status: int
+    duration_ms: float
+    function: str
+    version: int
+    start_kind: str
+    node: str
+    key: str
+    client_request_id: str
+    code: str
+
+
 class AccessLog:
     """A buffer of log lines, for the event loop's thread; a killed process loses what is buffered."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: LogFormat = "text", process: str = "gateway") -> None:
+        self._is_json = form == "json"
+        self._process = process
         self._lines: list[str] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._second = 0
@@ -24,15 +48,11 @@ class AccessLog:
     def __repr__(self) -> str:
         return f"<AccessLog {len(self._lines)} lines>"
 
-    def add(self, text: str) -> None:
+    def add(self, entry: AccessEntry) -> None:
         """Write a line soon, with the present time."""
         if not _log.isEnabledFor(logging.INFO):
             return
-        now = time.time()
-        if int(now) != self._second:
-            self._second = int(now)
-            self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
-        self._lines.append(f"{self._stamp},{int(now * 1000) % 1000:03d} INFO hypercast.access: {text}\n")
+        self._lines.append(self._json(entry) if self._is_json else self._text(entry))
         if len(self._lines) >= _MAX_LINES:
             self.flush()
         elif self._flushing is None:
@@ -50,3 +70,22 @@ class AccessLog:
                 sys.stderr.flush()
             except OSError:  # a full disk or a closed pipe must not fail requests
                 pass
+
+    def _text(self, entry: AccessEntry) -> str:
+        now = time.time()
+        if int(now) != self._second:
+            self._second = int(now)
+            self._stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+        trace = f" trace={entry.trace_id}" if entry.trace_id else ""
+        return (
+            f"{self._stamp},{int(now * 1000) % 1000:03d} INFO hypercast.access: "
+            f"{entry.request_id} {entry.method} {entry.path} {entry.status} {entry.duration_ms:.1f} ms "
+            f"function={entry.function or '-'}:{entry.version} start={entry.start_kind or '-'} "
+            f"node={entry.node or '-'} key={entry.key or '-'} client_id={entry.client_request_id or '-'} "
+            f"code={entry.code or '-'}{trace}\n"
+        )
+
+    def _json(self, entry: AccessEntry) -> str:
+        fields: dict[str, object] = {"message": f"{entry.method} {entry.path} {entry.status}"}
+        fields |= msgspec.structs.asdict(entry)
+        return json_line(time.time(), "INFO", "hypercast.access", self._process, fields) + "\n"
