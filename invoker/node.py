@@ -32,6 +32,8 @@ from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
 from invoker.serving import compute, forward, generate, generate_by, invoke_handler, prefetch_kv
 from invoker.settings import Settings
+from invoker.traces.calls import Work
+from invoker.traces.node import NodeTracing
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.links import CastLinks
 from rdmacast.errors import CastError
@@ -39,6 +41,7 @@ from rdmacast.link_rate import LinkRate
 from rdmacast.transport import PeerAddress
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
+from registry.logs.context import LogContext, log_context
 from registry.messages.arrivals import FollowArrivals
 from registry.messages.forward import ForwardRequest
 from registry.messages.images import (
@@ -84,6 +87,7 @@ from registry.messages.node import (
 from registry.records.engine import EngineKind
 from registry.records.instance import InstanceState
 from registry.records.node import CachedImage, NodeRecord, NodeState, Tier
+from registry.tracing.context import parse_message
 
 log = logging.getLogger("invoker.node")
 
@@ -118,6 +122,7 @@ class NodeDependencies:
     disk_writer: DiskWriter | None
     port_rate: LinkRate | None
     engines: tuple[EngineKind, ...]
+    tracing: NodeTracing | None = None
 
 
 class Node:
@@ -129,6 +134,7 @@ class Node:
         self._started_at = dependencies.clock.wall_s()
         self._state = NodeState.READY
         self._channel_url = ""
+        self._logs_context = dependencies.settings.log_format == "json"
         self._cast_url = ""
 
     def __repr__(self) -> str:
@@ -192,6 +198,18 @@ class Node:
 
     def handle(self, request: Request) -> AsyncGenerator[Reply, None]:
         """Return the replies to one request; `remote_error` returns what an exception is reported as."""
+        if self._logs_context and isinstance(request, Work):
+            trace = parse_message(request.trace)
+            named = "" if trace is None else trace.trace_name
+            log_context.set(LogContext(request.request_id, named))
+        tracing = self._dependencies.tracing
+        if tracing is None:
+            return self._replies(request)
+        if isinstance(request, StartInstance):
+            tracing.starts.note_request(request)
+        return tracing.call(request, self._replies) if isinstance(request, Work) else self._replies(request)
+
+    def _replies(self, request: Request) -> AsyncGenerator[Reply, None]:
         dependencies, instances = self._dependencies, self._dependencies.instances
         clock, calls = dependencies.clock, dependencies.calls
         match request:

@@ -19,7 +19,7 @@ from invoker.vllm.events import ServerRefused
 from invoker.vllm.native_first import NativeFirst
 from invoker.vllm.runner import VllmRunner
 from invoker.vllm.server import VllmServer
-from registry.messages.forward import ForwardedChunk, ForwardedHead
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from tests.fixtures.engine import sequence
 from tests.fixtures.fake_engine import FakeEngine, HeldCall, StepGate
 from tests.fixtures.patience import PATIENCE_S
@@ -30,6 +30,7 @@ DONE = b"data: [DONE]\n\n"
 END = b'data: {"choices":[{"token_ids":[9],"finish_reason":"length"}]}\n\n'
 TOKEN = b'data: {"choices":[{"token_ids":[8],"finish_reason":null}]}\n\n'
 BODY = b'{"model":"f","stream":true}'
+FORWARDED = ForwardRequest(request_id="r", instance_id="i", path="/v1/completions", body=BODY)
 
 
 def always(*events: bytes) -> Answer:
@@ -90,7 +91,7 @@ async def replies_of(
     """Return the replies, each with what held the call then."""
     async with (
         asyncio.timeout(PATIENCE_S),
-        aclosing(runner.forward("/v1/completions", BODY, "r", call)) as replies,
+        aclosing(runner.forward(FORWARDED, call)) as replies,
     ):
         return [(reply, call.held) async for reply in replies]
 
