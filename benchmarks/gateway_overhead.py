@@ -201,11 +201,11 @@ def is_ready(target: LoadTarget) -> bool:
 
 
 @contextmanager
-def hypercast_target(folder: Path, gateways: int) -> Iterator[LoadTarget]:
-    """Run ours: one node, with keys and ledger."""
+def hypercast_target(folder: Path, gateways: int, *flags: str) -> Iterator[LoadTarget]:
+    """Run ours: one node, with keys and ledger, and with these flags of `hypercast up`."""
     # No model is loaded: with small tiers nothing is pre-faulted during the measurement.
     memory = ("--gpu-memory", "64MiB", "--host-memory", "64MiB")
-    with running_platform(folder / "data", *memory, nodes=1, gateways=gateways) as platform:
+    with running_platform(folder / "data", *memory, *flags, nodes=1, gateways=gateways) as platform:
         scaling = ("--min-instances", "1", "--target-concurrency", "256")
         platform.command("deploy", "builtin:echo", "--name", "echo", *scaling)
         ports = tuple(int(url.rsplit(":", 1)[1]) for url in platform.urls)

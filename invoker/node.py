@@ -32,7 +32,7 @@ from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
 from invoker.serving import compute, forward, generate, generate_by, invoke_handler, prefetch_kv
 from invoker.settings import Settings
-from invoker.traces.calls import Work
+from invoker.traces.calls import Work, name_in_logs
 from invoker.traces.node import NodeTracing
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.links import CastLinks
@@ -41,7 +41,6 @@ from rdmacast.link_rate import LinkRate
 from rdmacast.transport import PeerAddress
 from registry.clock import Clock
 from registry.errors import RegistryError, RemoteError
-from registry.logs.context import LogContext, log_context
 from registry.messages.arrivals import FollowArrivals
 from registry.messages.forward import ForwardRequest
 from registry.messages.images import (
@@ -87,7 +86,6 @@ from registry.messages.node import (
 from registry.records.engine import EngineKind
 from registry.records.instance import InstanceState
 from registry.records.node import CachedImage, NodeRecord, NodeState, Tier
-from registry.tracing.context import parse_message
 
 log = logging.getLogger("invoker.node")
 
@@ -199,9 +197,7 @@ class Node:
     def handle(self, request: Request) -> AsyncGenerator[Reply, None]:
         """Return the replies to one request; `remote_error` returns what an exception is reported as."""
         if self._logs_context and isinstance(request, Work):
-            trace = parse_message(request.trace)
-            named = "" if trace is None else trace.trace_name
-            log_context.set(LogContext(request.request_id, named))
+            name_in_logs(request)
         tracing = self._dependencies.tracing
         if tracing is None:
             return self._replies(request)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from registry.clock import Clock
+from registry.logs.context import LogContext, log_context
 from registry.messages.forward import ForwardedChunk, ForwardRequest
 from registry.messages.node import (
     Compute,
@@ -25,7 +26,7 @@ from registry.messages.node import (
     RequestUsage,
     Tokens,
 )
-from registry.tracing.context import SpanContext
+from registry.tracing.context import SpanContext, parse_message
 from registry.tracing.span import AttributeValue, SpanKind, SpanRecord, Tracer
 
 Work = Generate | Compute | InvokeHandler | ForwardRequest
@@ -167,6 +168,12 @@ def _attributes(request: Work, seen: _Replies) -> dict[str, AttributeValue]:
     if seen.error:
         attributes["error.type"] = seen.error
     return attributes
+
+
+def name_in_logs(request: Work) -> None:
+    """Have the log lines of this task, and of those that it starts, name the request and its trace."""
+    trace = parse_message(request.trace)
+    log_context.set(LogContext(request.request_id, "" if trace is None else trace.trace_name))
 
 
 def with_trace(request: Work, place: SpanContext) -> Work:

@@ -12,19 +12,7 @@ from gateway.http.access_log import AccessEntry, AccessLog
 from tests.fixtures.gateway_http import gateway
 
 ENTRY = AccessEntry(
-    request_id="req-1",
-    trace_id="",
-    method="GET",
-    path="/v1/models",
-    status=200,
-    duration_ms=1.25,
-    function="",
-    version=0,
-    start_kind="",
-    node="",
-    key="k",
-    client_request_id="",
-    code="",
+    request_id="req-1", method="GET", path="/v1/models", status=200, duration_ms=1.25, key="k"
 )
 
 

@@ -7,11 +7,13 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
+from invoker.traces.calls import name_in_logs
 from invoker.traces.node import NodeTracing
 from invoker.traces.stages import StageSpans
 from invoker.traces.starts import StartSpans
 from registry.clock import FakeClock
 from registry.errors import RemoteError
+from registry.logs.context import LogContext, log_context
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from registry.messages.node import (
     Compute,
@@ -176,6 +178,24 @@ async def test_a_cancelled_call_is_recorded_and_cancelled() -> None:
         await task
     (span,) = node.tracer.spans
     assert span.attributes["hypercast.cancelled"] is True
+
+
+async def test_the_lines_of_a_call_name_it_and_those_of_others_do_not() -> None:
+    seen: list[LogContext | None] = []
+
+    async def run(request: object) -> None:
+        name_in_logs(request)  # type: ignore[arg-type]
+        seen.append(await asyncio.create_task(context()))
+
+    async def context() -> LogContext | None:
+        return log_context.get()
+
+    await asyncio.gather(
+        asyncio.create_task(run(of(generate("i1", "r1")))),
+        asyncio.create_task(run(of(generate("i1", "r2"), None))),
+    )
+    assert seen == [LogContext("r1", GATEWAY.trace_name), LogContext("r2")]
+    assert log_context.get() is None
 
 
 def started(*records: InstanceRecord, cast: bool = False) -> tuple[list[SpanRecord], list[InstanceRecord]]:
