@@ -1,6 +1,7 @@
 """Trace contexts, what is sampled, and spans as a collector gets them."""
 
 import asyncio
+import sys
 from dataclasses import replace
 
 import msgspec
@@ -181,6 +182,12 @@ def test_the_endpoint_may_have_a_path_or_that_of_traces() -> None:
         assert settings.url == "https://c:4318/otel/v1/traces"
     assert tracing_settings(Options()) == TracingSettings()
     assert open_tracer(TracingSettings(), "s", "i") is None
+
+
+def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(InvalidRecord, match=r"pip install 'hypercast\[otel\]'"):
+        open_tracer(TracingSettings(url="http://127.0.0.1:9/v1/traces"), "s", "i")
 
 
 async def test_a_collector_gets_what_was_recorded() -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from invoker.engine.stage_contract import OpenSequence
+from invoker.prefill.frames import PromptOffer
 from registry.messages.node import Generate
+from registry.messages.sampling import Sampling
 from registry.tracing.context import SpanContext
 from tests.fixtures.otlp import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.fixtures.patience import PATIENCE_S
@@ -21,6 +24,32 @@ GATEWAY = SpanContext(0xABC, 0xDEF, "vendor=1")
 def receiver() -> Iterator[OtlpReceiver]:
     with otlp_receiver() as made:
         yield made
+
+
+def test_stages_of_an_earlier_release_read_steps_and_offers_with_a_trace() -> None:
+    class EarlierOpening(msgspec.Struct, frozen=True, kw_only=True):
+        sequence: str
+        max_tokens: int
+        sampling: Sampling
+        call: str = ""
+        prompt_tokens: int = 0
+        tokens: tuple[int, ...] = ()
+
+    class EarlierOffer(msgspec.Struct, frozen=True, array_like=True):
+        name: str
+        call: str
+        tokens: int
+
+    opening = OpenSequence(
+        sequence="s", max_tokens=9, sampling=Sampling(max_tokens=4), call="r", trace=GATEWAY.message()
+    )
+    earlier = msgspec.msgpack.decode(msgspec.msgpack.encode(opening), type=EarlierOpening)
+    assert (earlier.sequence, earlier.call) == ("s", "r")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(earlier), type=OpenSequence).trace is None
+    offer = PromptOffer("p", "r", 7, GATEWAY.message())
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(offer), type=EarlierOffer)
+    assert (read.name, read.call, read.tokens) == ("p", "r", 7)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(read), type=PromptOffer) == PromptOffer("p", "r", 7)
 
 
 def traced(request: Generate) -> Generate:
