@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanProcessor
     from opentelemetry.trace import SpanContext as OtelContext
 
-_CLOSE_S = 3.0
+CLOSE_S = 3.0  # for the export of what is queued at the end
 
 
 def open_tracer(settings: TracingSettings, service: str, instance: str) -> Tracer | None:
@@ -34,7 +34,7 @@ def open_tracer(settings: TracingSettings, service: str, instance: str) -> Trace
 class OtlpTracer:
     """A tracer with the SDK's batch processor: spans that its queue cannot hold are dropped, and logged."""
 
-    def __init__(self, url: str, service: str, instance: str) -> None:
+    def __init__(self, url: str, service: str, instance: str, *, close_s: float = CLOSE_S) -> None:
         try:
             from opentelemetry import trace
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -68,6 +68,7 @@ class OtlpTracer:
         }
         self._processor: SpanProcessor = BatchSpanProcessor(OTLPSpanExporter(endpoint=url))
         self._url = url
+        self._close_s = close_s
         self._closed = False
 
     def __repr__(self) -> str:
@@ -100,7 +101,7 @@ class OtlpTracer:
             return
         self._closed = True
         with suppress(TimeoutError):  # the thread does not delay the end of the process
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(self._close_s):
                 await run_in_daemon_thread(self._processor.shutdown)
 
     def _context(self, context: SpanContext, *, is_remote: bool) -> "OtelContext":
