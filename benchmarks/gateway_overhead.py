@@ -69,12 +69,13 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTarget:
-    """A server under load."""
+    """A server under load; `pids` are the processes that serve it, if they are known."""
 
     name: str
     ports: tuple[int, ...]
     path: str
     key: str = ""
+    pids: tuple[int, ...] = ()
 
     @property
     def request(self) -> bytes:
@@ -210,7 +211,9 @@ def hypercast_target(folder: Path, gateways: int, *flags: str) -> Iterator[LoadT
         platform.command("deploy", "builtin:echo", "--name", "echo", *scaling)
         ports = tuple(int(url.rsplit(":", 1)[1]) for url in platform.urls)
         path, key = "/functions/echo/invoke", platform.admin_key
-        yield LoadTarget(name="hypercast", ports=ports, path=path, key=key)
+        found = platform.processes()
+        pids = tuple(found[one.name].pid for one in (*platform.gateways, *platform.nodes))
+        yield LoadTarget(name="hypercast", ports=ports, path=path, key=key, pids=pids)
 
 
 def measure(

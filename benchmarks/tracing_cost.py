@@ -3,7 +3,8 @@
 Requests per second of the echo function, the cheapest call there is, so that a span weighs most: with
 neither (`off`), again with neither (`off-again`: what is noise), with JSON logs (`json`), and with traces of
 some requests a second (`traced-N`). Each has a platform of its own, which all run side by side and are loaded
-in turns; a ratio is that of two loads of the same round. The collector is a process of this machine, which
+in turns; a ratio is that of two loads of the same round. The processor time of gateway and node for a request
+is the steadier figure where others use the machine. The collector is a process of this machine, which
 reads what it gets and keeps nothing.
 
 example:
@@ -16,9 +17,11 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import uvloop
 
 from benchmarks.gateway_overhead import LoadTarget, generate_load, hypercast_target
@@ -73,45 +76,69 @@ def variants(endpoint: str, rates: Sequence[int]) -> dict[str, tuple[str, ...]]:
     return {_OFF: (), _AGAIN: (), _JSON: ("--log-format", "json"), **traced}
 
 
-def measure(targets: Mapping[str, LoadTarget], args: Namespace) -> dict[str, list[float]]:
-    """Return the requests per second of each platform, by round."""
-    found: dict[str, list[float]] = {name: [] for name in targets}
+@dataclass(slots=True)
+class Loads:
+    """What one platform did in each round."""
+
+    requests_per_s: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)  # of gateway and node for a request
+
+
+def measure(targets: Mapping[str, LoadTarget], args: Namespace) -> dict[str, Loads]:
+    """Load the platforms in turns."""
+    found = {name: Loads() for name in targets}
     for target in targets.values():
         uvloop.run(generate_load(target, args.connections, min(2.0, args.seconds)))
     for number in range(args.rounds):
         names = list(targets)
         shift = number % len(names)  # each is the first of a round as often as the others
         for name in names[shift:] + names[:shift]:
-            rate, _ = uvloop.run(generate_load(targets[name], args.connections, args.seconds))
-            found[name].append(rate)
-            say(f"round {number + 1}/{args.rounds} {name:12} {rate:8.0f} requests/s")
+            before_s = cpu_s(targets[name])
+            rate, each = uvloop.run(generate_load(targets[name], args.connections, args.seconds))
+            cpu_us = (cpu_s(targets[name]) - before_s) / len(each) * 1e6
+            found[name].requests_per_s.append(rate)
+            found[name].cpu_us.append(cpu_us)
+            say(f"round {number + 1}/{args.rounds} {name:12} {rate:8.0f} requests/s, {cpu_us:.0f} us each")
     return found
 
 
-def records(found: Mapping[str, Sequence[float]]) -> list[Record]:
+def cpu_s(target: LoadTarget) -> float:
+    """Return the processor time of the processes that serve a target."""
+    times = [psutil.Process(pid).cpu_times() for pid in target.pids]
+    return sum(one.user + one.system for one in times)
+
+
+def records(found: Mapping[str, Loads]) -> list[Record]:
     """Return a record per platform; ratios are to `off`, of the same round."""
     rows = []
-    for name, rates in found.items():
-        ratios = [rate / base for rate, base in zip(rates, found[_OFF], strict=True)]
+    for name, loads in found.items():
+        rates = _ratios(loads.requests_per_s, found[_OFF].requests_per_s)
+        times = _ratios(loads.cpu_us, found[_OFF].cpu_us)
         rows.append(
             {
                 "name": name,
-                "requests_per_s": list(rates),
-                "median_requests_per_s": statistics.median(rates),
-                "ratios": ratios,
-                "ratio": statistics.median(ratios),
-                "cost": 1 - statistics.median(ratios),
+                "requests_per_s": loads.requests_per_s,
+                "cpu_us": loads.cpu_us,
+                "ratios": rates,
+                "cpu_ratios": times,
+                "cost": 1 - statistics.median(rates),
+                "cpu_cost": statistics.median(times) - 1,
             }
         )
     return rows
 
 
+def _ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
+    return [value / base for value, base in zip(values, bases, strict=True)]
+
+
 def show(row: Record) -> str:
     """Format a record as one line."""
-    low, high = min(row["ratios"]), max(row["ratios"])
+    rate, cpu_us = (statistics.median(row[name]) for name in ("requests_per_s", "cpu_us"))
+    most, least = (1 - ratio for ratio in (min(row["ratios"]), max(row["ratios"])))
     return (
-        f"{row['name']:12} {row['median_requests_per_s']:8.0f} requests/s, {row['ratio']:.3f} of off "
-        f"({low:.3f} to {high:.3f}): {row['cost']:+.1%}"
+        f"{row['name']:12} {rate:8.0f} requests/s: costs {row['cost']:+.1%} ({least:+.1%} to {most:+.1%}); "
+        f"{cpu_us:.0f} us of processor time each: {row['cpu_cost']:+.1%}"
     )
 
 
