@@ -199,14 +199,14 @@ class OpenCall(ABC):
         return 0.0 if self._assigned_s is None else self._loop.time() - self._assigned_s
 
     @property
-    def started_ago_s(self) -> float:
-        """From its begin until now."""
-        return self._loop.time() - self._started_s
+    def started_s(self) -> float:
+        """Its begin, by the loop's clock, which is monotonic and may be some milliseconds late."""
+        return self._started_s
 
     @property
-    def ended_ago_s(self) -> float:
-        """From its end until now, 0 if it has not ended."""
-        return 0.0 if self._ended_s is None else self._loop.time() - self._ended_s
+    def ended_s(self) -> float:
+        """Its end, by the same clock; its begin if it has not ended."""
+        return self._started_s if self._ended_s is None else self._ended_s
 
     @property
     def first_output_after_s(self) -> float | None:

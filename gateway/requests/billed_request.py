@@ -209,9 +209,8 @@ class BilledRequest:
             self._record_spans(self.context.trace)
 
     def _record_spans(self, trace: RequestTrace) -> None:
-        now = self._services.clock.wall_s()
         for run in self.runs:
-            for span in call_spans(run, self.context, trace, now):
+            for span in call_spans(run, self.context, trace):
                 trace.tracer.record(span)
 
     def _hold(self, held: bool) -> None:

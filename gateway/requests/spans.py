@@ -77,15 +77,13 @@ def request_span(context: RequestContext, trace: RequestTrace, served: ServedReq
     )
 
 
-def call_spans(
-    run: OpenCall, context: RequestContext, trace: RequestTrace, now: float
-) -> Iterator[SpanRecord]:
-    """Yield the span of a call that has ended, and those of its waits; `now` is Unix time."""
+def call_spans(run: OpenCall, context: RequestContext, trace: RequestTrace) -> Iterator[SpanRecord]:
+    """Yield the span of a call that has ended, and those of its waits."""
     call = run.call
     if call.span is None:
         return
-    # The loop's clock, of which these are readings, counts milliseconds.
-    started_at = max(context.received_at, now - run.started_ago_s)
+    wall_less_monotonic_s = context.received_at - context.received_s
+    started_at = max(context.received_at, wall_less_monotonic_s + run.started_s)
     operation = _operation(call.work, trace.route)
     model = call.version.function
     yield SpanRecord(
@@ -94,7 +92,7 @@ def call_spans(
         parent=trace.own,
         kind=SpanKind.CLIENT,
         started_at=started_at,
-        ended_at=now - run.ended_ago_s,
+        ended_at=max(started_at, wall_less_monotonic_s + run.ended_s),
         attributes=_call_attributes(run, operation),
         error="the call failed" if run.failed else "",
     )

@@ -82,7 +82,7 @@ def named(spans: list[SpanRecord]) -> dict[str, SpanRecord]:
 async def test_a_cold_call_shows_where_its_start_took_its_time() -> None:
     of = trace()
     run = await ended(of)
-    spans = named(list(call_spans(run, context(), of, now=RECEIVED_AT + 10)))
+    spans = named(list(call_spans(run, context(), of)))
     call = spans.pop("chat coder")
     assert call.context == run.call.span and call.parent == of.own and call.kind is SpanKind.CLIENT
     begin = call.started_at
@@ -106,7 +106,7 @@ async def test_a_cold_call_shows_where_its_start_took_its_time() -> None:
 async def test_a_call_that_came_during_the_start_shows_the_rest_of_it() -> None:
     of = trace()
     run = await ended(of, assignment=assigned(load_ms=300.0))
-    spans = named(list(call_spans(run, context(), of, now=RECEIVED_AT + 10)))
+    spans = named(list(call_spans(run, context(), of)))
     assert spans.keys() == {"chat coder", "copy", "bind", "ready", "queue"}
     assert spans["copy"].ended_at - spans["copy"].started_at == pytest.approx(0.1, abs=1e-3)
 
@@ -114,13 +114,13 @@ async def test_a_call_that_came_during_the_start_shows_the_rest_of_it() -> None:
 async def test_a_hot_call_has_only_its_queue() -> None:
     of = trace()
     run = await ended(of, assignment=assigned(load_ms=0.0, queue_ms=0.02, start_kind="hot", phases_ms={}))
-    assert [span.name for span in call_spans(run, context(), of, now=RECEIVED_AT)] == ["chat coder", "queue"]
+    assert [span.name for span in call_spans(run, context(), of)] == ["chat coder", "queue"]
 
 
 async def test_a_live_call_waits_in_place_for_its_pipeline() -> None:
     of = trace()
     run = await ended(of, assignment=assigned(start_kind="live", phases_ms={}))
-    spans = named(list(call_spans(run, context(), of, now=RECEIVED_AT + 10)))
+    spans = named(list(call_spans(run, context(), of)))
     assert spans.keys() == {"chat coder", "place", "queue"}
     assert spans["place"].ended_at == spans["queue"].started_at
 
@@ -151,14 +151,14 @@ async def test_a_live_call_waits_in_place_for_its_pipeline() -> None:
 async def test_calls_are_named_by_operation_and_model(work: object, route: str, name: str) -> None:
     of = trace(route)
     run = await ended(of, work)
-    first = next(call_spans(run, context(), of, now=RECEIVED_AT))
+    first = next(call_spans(run, context(), of))
     assert first.name == name
 
 
 async def test_the_attributes_of_a_call_have_the_names_of_the_conventions() -> None:
     of = trace()
     run = await ended(of)
-    attributes = next(call_spans(run, context(), of, now=RECEIVED_AT)).attributes
+    attributes = next(call_spans(run, context(), of)).attributes
     known = importlib.import_module("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
     published = {value for key, value in vars(known).items() if key.startswith("GEN_AI_")}
     ours = {name for name in attributes if name.startswith("gen_ai.")}
@@ -183,7 +183,7 @@ async def test_a_call_of_a_request_without_a_trace_has_no_spans() -> None:
     call = FunctionCall(request_id="r", tenant="t", version=version, work=WORK)
     run = FakeDispatcher().run(call)
     await asyncio.sleep(0)
-    assert list(call_spans(run, context(), of, now=RECEIVED_AT)) == []
+    assert list(call_spans(run, context(), of)) == []
 
 
 def test_a_request_is_failed_only_by_the_server() -> None:
