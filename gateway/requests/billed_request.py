@@ -5,12 +5,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
+
 from gateway.billing.request_record import BillingFailed, completion_tokens, prompt_tokens
 from gateway.core.contract import Assigned, DispatchError, FunctionCall, Work
 from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
+from gateway.core.request_trace import RequestTrace
 from gateway.http.limits import ClientGone
 from gateway.requests.services import Services
+from gateway.requests.spans import call_spans
 from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import InvokeHandler
 from registry.records.function import FunctionVersion
@@ -88,6 +92,10 @@ class BilledRequest:
 
     def run(self, work: Work, prefix: int = 0) -> OpenCall:
         """Return a further call of this request, to be entered by the caller."""
+        trace, span = self.context.trace, None
+        if trace is not None:
+            span = trace.own.child()
+            work = msgspec.structs.replace(work, trace=span.message())
         call = FunctionCall(
             request_id=work.request_id,
             tenant=self.context.caller.tenant,
@@ -96,6 +104,7 @@ class BilledRequest:
             deadlines=self._services.settings.deadlines,
             prefix=prefix,
             most_tokens=self._bound.prompt_tokens + self._bound.completion_tokens,
+            span=span,
         )
         run = self._services.dispatcher.run(call)
         self.runs.append(run)
@@ -197,6 +206,13 @@ class BilledRequest:
                 metrics.first_token.observe((function, self.context.start_kind), first_s)
             if run.tokens > 1 and (per_token_s := run.token_gap_s) is not None:
                 metrics.per_token.observe((function,), per_token_s)
+        if self.context.trace is not None:
+            self._record_spans(self.context.trace)
+
+    def _record_spans(self, trace: RequestTrace) -> None:
+        for run in self.runs:
+            for span in call_spans(run, self.context, trace):
+                trace.tracer.record(span)
 
     def _hold(self, held: bool) -> None:
         if held is not self._held:
