@@ -1,6 +1,8 @@
 """The image, built once, and the compose project that runs it."""
 
 import os
+import re
+import resource
 import shutil
 import subprocess
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import yaml
 
 from benchmarks.harness.local_platform import free_port
 from tests.containers.podman import IMAGE, PYTHON, ROOT, Compose, Failed, Podman, make_podman, missing, provide_bases
@@ -18,6 +21,7 @@ from tests.fixtures.patience import until_seen
 PROFILES = ("cpu", "replica")
 GATEWAYS = ("gateway", "gateway-1")
 NODES = ("invoker-cpu-0", "invoker-cpu-1")
+HOST_TIER_BYTES = 512 << 20
 
 
 def note(what: str, value: str) -> None:
@@ -108,6 +112,34 @@ class Cluster:
         return "\n".join(ends)
 
 
+def may_raise_limits() -> bool:
+    """Return whether this process has CAP_SYS_RESOURCE, without which no container may lock more than it may."""
+    effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return effective is not None and bool(int(effective[1], 16) >> 24 & 1)
+
+
+def locked_limit() -> int:
+    """Return what the compose file's memlock becomes here, in bytes; -1 is unlimited."""
+    return -1 if may_raise_limits() else resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+
+
+def write_override(folder: Path) -> None:
+    """Write what this machine and podman 4 need beside the compose file.
+
+    A service's limits replace podman's defaults, and may be no higher than this machine's. For the size of a tmpfs
+    podman 4 has no option (it takes `size` for a quota), but the kernel counts pages as well.
+    """
+    nofile = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 16)
+    limits = {"ulimits": {"memlock": locked_limit(), "nofile": nofile, "nproc": 4096}}
+    pages = HOST_TIER_BYTES // resource.getpagesize()
+    options = {"o": f"nr_blocks={pages},uid=10001,gid=10001,mode=0700"}
+    override = {
+        "services": {node: limits for node in NODES},
+        "volumes": {"host-tier": {"driver_opts": options}},
+    }
+    (folder / "docker-compose.override.yml").write_text(yaml.safe_dump(override))
+
+
 def write_secrets(folder: Path) -> None:
     """Run the commands of the compose file's header, which make the secrets."""
     header = (folder / "docker-compose.yml").read_text().partition("\nname:")[0]
@@ -125,11 +157,11 @@ def cluster(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory
     shutil.copy(ROOT / "docker-compose.yml", folder)
     shutil.copytree(ROOT / "deploy" / "redis", folder / "deploy" / "redis")
     write_secrets(folder)
+    write_override(folder)
     ports = free_port(), free_port()
     values = {
         "HYPERCAST_PORT": str(ports[0]),
         "HYPERCAST_PORT_1": str(ports[1]),
-        "HYPERCAST_HOST_TIER": "512m",
         "HYPERCAST_CPU_ARENA": "512MiB",
         "HYPERCAST_CPU_LIMIT": "3g",
         "HYPERCAST_GATEWAY_LIMIT": "1g",

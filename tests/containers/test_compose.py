@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.conftest import GATEWAYS, NODES, PROFILES, Cluster, note
+from tests.containers.conftest import GATEWAYS, NODES, PROFILES, Cluster, locked_limit, note
 from tests.containers.load import load_on
 from tests.containers.podman import IMAGE, Podman
 from tests.fixtures.patience import until_seen
@@ -62,7 +62,8 @@ def test_nodes_share_a_host_tier_in_memory_and_may_lock_it(node: str, cluster: C
     (locked,) = (
         line.split() for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "locked memory" in line
     )
-    assert locked[3:5] == ["unlimited", "unlimited"]
+    limit = locked_limit()
+    assert locked[3:5] == ["unlimited" if limit < 0 else str(limit)] * 2
     (mount,) = (
         line.split()
         for line in Path(f"/proc/{pid}/mounts").read_text().splitlines()

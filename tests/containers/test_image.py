@@ -21,14 +21,10 @@ def test_the_image_is_no_larger_than_what_it_runs(podman: Podman, image: str) ->
 
 def test_its_files_belong_to_root_and_its_folders_to_its_user(podman: Podman, image: str) -> None:
     assert podman.inspect(image, "image")["Config"]["User"] == "10001:10001"
-    writable = podman.run(
-        *("run", "--rm", "--entrypoint=find", image),
-        *("/opt", "/usr", "/etc", "/var/lib/hypercast", "/run", "-xdev", "-writable", "-not", "-type", "l"),
-    )
-    assert set(writable.split()) <= {
-        *(f"/var/lib/hypercast{name}" for name in ("", "/data", "/store")),
-        *("/run/hypercast-shm", "/run/secrets"),
-    }
+    look = "find /opt /usr /etc /var/lib/hypercast /run/hypercast-shm -writable -not -type l 2>/dev/null; true"
+    writable = podman.run("run", "--rm", "--entrypoint=sh", image, "-c", look)
+    own = {f"/var/lib/hypercast{name}" for name in ("", "/data", "/store")}
+    assert set(writable.split()) == {*own, "/run/hypercast-shm"}
 
 
 @pytest.mark.parametrize("program", ["gateway", "invoker", "deploy"])

@@ -245,6 +245,8 @@ def test_an_invoker_understands_its_command(name: str, tmp_path: Path) -> None:
     assert settings.node_id == settings.advertise == name
     assert settings.listen_host == "0.0.0.0" and settings.listen_port
     assert settings.cast_port and settings.stage_port
+    beside = [one for one in INVOKERS if services()[one]["profiles"] == service["profiles"]]
+    assert settings.nodes_hint == len(beside), "nodes of one machine share its cores and memory"
     assert f"{settings.listen_port})" in service["healthcheck"]["test"][-1]
     assert settings.store_url is not None and mounted(service, settings.store_url)
     assert mounted(service, str(settings.shm_dir))
