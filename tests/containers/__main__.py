@@ -1,19 +1,20 @@
 """`make test-containers`: the image, the compose file and the Kubernetes manifests, run by podman.
 
-Needs root and Debian's packages (PACKAGES), no image registry. Where it runs as root with apt, it installs what is
-missing; else it names it, and skips.
+Needs root and Debian's packages (PACKAGES), no image registry. Where it runs as root with apt, it installs
+what is missing; else it names it, and skips.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 
-from tests.containers.podman import PACKAGES, missing
+from tests.containers.podman import LIMIT_S, PACKAGES, missing
 
 
 def install(names: list[str]) -> None:
     """Install packages as far as that is possible; `missing` returns what is then missing."""
-    if not os.path.exists("/usr/bin/apt-get"):
+    if not shutil.which("apt-get"):
         return
     print(f"installing {' '.join(names)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -31,9 +32,8 @@ def main(arguments: list[str]) -> int:
     if missing():
         return _skip(f"install {' '.join(missing())} (of {' '.join(PACKAGES)})")
     chosen = arguments or ["tests/containers"]
-    return subprocess.call(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-m", "containers", *chosen]
-    )
+    options = ["-q", "-s", "-m", "containers", f"--timeout={LIMIT_S:.0f}"]
+    return subprocess.call([sys.executable, "-m", "pytest", *options, *chosen])
 
 
 def _skip(why: str) -> int:

@@ -15,7 +15,17 @@ import pytest
 import yaml
 
 from benchmarks.harness.local_platform import free_port
-from tests.containers.podman import IMAGE, PYTHON, ROOT, Compose, Failed, Podman, make_podman, missing, provide_bases
+from tests.containers.podman import (
+    IMAGE,
+    PYTHON,
+    ROOT,
+    Compose,
+    Failed,
+    Podman,
+    make_podman,
+    missing,
+    provide_bases,
+)
 from tests.fixtures.patience import until_seen
 
 PROFILES = ("cpu", "replica")
@@ -69,7 +79,9 @@ class Cluster:
     def hypercast(self, *arguments: object) -> str:
         """Run the command of the image in the gateway's container."""
         settings = (f"--env=HYPERCAST_API_KEY={self.key}", "--env=HYPERCAST_URL=http://127.0.0.1:8080")
-        return self.compose.podman.run("exec", *settings, self.compose.name("gateway"), "hypercast", *arguments)
+        return self.compose.podman.run(
+            "exec", *settings, self.compose.name("gateway"), "hypercast", *arguments
+        )
 
     def ready_nodes(self) -> set[str]:
         """Return the nodes in the cluster's state, from the first gateway that answers."""
@@ -113,7 +125,7 @@ class Cluster:
 
 
 def may_raise_limits() -> bool:
-    """Return whether this process has CAP_SYS_RESOURCE, without which no container may lock more than it may."""
+    """Return whether this process has CAP_SYS_RESOURCE: without it containers have no higher limits."""
     effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return effective is not None and bool(int(effective[1], 16) >> 24 & 1)
 
@@ -126,15 +138,15 @@ def locked_limit() -> int:
 def write_override(folder: Path) -> None:
     """Write what this machine and podman 4 need beside the compose file.
 
-    A service's limits replace podman's defaults, and may be no higher than this machine's. For the size of a tmpfs
-    podman 4 has no option (it takes `size` for a quota), but the kernel counts pages as well.
+    A service's limits replace podman's defaults, and may be no higher than this machine's. For the size of a
+    tmpfs podman 4 has no option (it takes `size` for a quota), but the kernel counts pages as well.
     """
     nofile = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 1 << 16)
     limits = {"ulimits": {"memlock": locked_limit(), "nofile": nofile, "nproc": 4096}}
     pages = HOST_TIER_BYTES // resource.getpagesize()
     options = {"o": f"nr_blocks={pages},uid=10001,gid=10001,mode=0700"}
     override = {
-        "services": {node: limits for node in NODES},
+        "services": dict.fromkeys(NODES, limits),
         "volumes": {"host-tier": {"driver_opts": options}},
     }
     (folder / "docker-compose.override.yml").write_text(yaml.safe_dump(override))

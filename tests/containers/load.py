@@ -1,4 +1,4 @@
-"""Requests under load, behind what a load balancer does: the next gateway where one does not take a request."""
+"""Requests under load, as behind a balancer: the next gateway where one does not take a request."""
 
 import asyncio
 import itertools

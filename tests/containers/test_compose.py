@@ -51,7 +51,9 @@ def test_containers_have_no_rights(service: str, cluster: Cluster) -> None:
     assert status["Uid"].split() == [("999" if service == "redis" else "10001")] * 4
     assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
     assert status["NoNewPrivs"] == "1"
-    wrote = cluster.compose.podman.attempt("exec", cluster.compose.name(service), "touch", "/var/probe", "/probe")
+    wrote = cluster.compose.podman.attempt(
+        "exec", cluster.compose.name(service), "touch", "/var/probe", "/probe"
+    )
     assert wrote.returncode and "Read-only file system" in wrote.stderr
     cluster.compose.exec(service, "touch", "/tmp/probe")
 
@@ -60,7 +62,9 @@ def test_containers_have_no_rights(service: str, cluster: Cluster) -> None:
 def test_nodes_share_a_host_tier_in_memory_and_may_lock_it(node: str, cluster: Cluster) -> None:
     pid = cluster.compose.container(node)["State"]["Pid"]
     (locked,) = (
-        line.split() for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "locked memory" in line
+        line.split()
+        for line in Path(f"/proc/{pid}/limits").read_text().splitlines()
+        if "locked memory" in line
     )
     limit = locked_limit()
     assert locked[3:5] == ["unlimited" if limit < 0 else str(limit)] * 2
@@ -70,7 +74,10 @@ def test_nodes_share_a_host_tier_in_memory_and_may_lock_it(node: str, cluster: C
         if line.split()[1] == "/run/hypercast-shm"
     )
     assert mount[2] == "tmpfs" and "size=524288k" in mount[3]
-    assert cluster.compose.exec(node, "stat", "-c", "%u:%g %a", "/run/hypercast-shm").strip() == "10001:10001 700"
+    assert (
+        cluster.compose.exec(node, "stat", "-c", "%u:%g %a", "/run/hypercast-shm").strip()
+        == "10001:10001 700"
+    )
     inode = cluster.compose.exec(NODES[0], "stat", "-c", "%d", "/run/hypercast-shm")
     assert cluster.compose.exec(node, "stat", "-c", "%d", "/run/hypercast-shm") == inode
 
@@ -123,7 +130,10 @@ async def test_an_upgrade_of_the_image_under_load_loses_no_request(
                         lambda: ready_on(cluster) == set(NODES),
                         failing=cluster.logs,
                     )
-        note("upgrade", f"{len(load.done)} requests answered, {load.moved} sent elsewhere, {len(load.lost)} lost")
+        note(
+            "upgrade",
+            f"{len(load.done)} requests answered, {load.moved} sent elsewhere, {len(load.lost)} lost",
+        )
     finally:
         podman.run("tag", old, f"localhost/{IMAGE}")
     cluster.hypercast("usage", "check", "--wait", "30s")  # a difference ends it with 1

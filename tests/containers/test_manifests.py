@@ -1,9 +1,9 @@
-"""The Kubernetes manifests, played by podman: the pods that kustomize makes for processors start and serve over TLS.
+"""The Kubernetes manifests, played by podman: the pods that kustomize makes for processors serve over TLS.
 
-Played are the templates of Redis, a gateway and an invoker, each as a pod which has the name that its Service has, with
-their images, arguments, users, rights, probes and mounts. Changed is only what podman has no means for (`as_pod`):
-projected volumes, volumes in memory, and the names and addresses that a cluster puts into the environment. Services,
-DaemonSets, network policies and cert-manager stay with the checks of tests/deploy.
+Played are the templates of Redis, a gateway and an invoker, each as a pod with the name of its Service, with
+their images, arguments, users, rights, probes and mounts. Changed is only what podman has no means for
+(`as_pod`): projected volumes, volumes in memory, and the names and addresses that a cluster puts into the
+environment. Services, DaemonSets, network policies and cert-manager stay with the checks of tests/deploy.
 """
 
 import copy
@@ -82,7 +82,8 @@ class Played:
             done = self.podman.attempt("exec", self.container(pod), *how["exec"]["command"])
             return done.returncode == 0
         if "tcpSocket" in how:
-            script = f"import socket; socket.create_connection(('127.0.0.1', {ports[how['tcpSocket']['port']]}), 3)"
+            port = ports[how["tcpSocket"]["port"]]
+            script = f"import socket; socket.create_connection(('127.0.0.1', {port}), 3)"
         else:
             get = how["httpGet"]
             url = f"{get['scheme'].lower()}://127.0.0.1:{ports[get['port']]}{get['path']}"
@@ -119,7 +120,7 @@ def secrets_of(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def lay(volume: Object, secrets: dict[str, dict[str, bytes]], folder: Path, group: int) -> Object:
-    """Write a projected volume of Secrets into a folder as a kubelet does; return the volume of that folder."""
+    """Write a projected volume of Secrets into a folder, as a kubelet does; return its volume."""
     folder.mkdir(parents=True)
     for source in volume["projected"]["sources"]:
         values = secrets[source["secret"]["name"]]
@@ -149,8 +150,8 @@ def as_pod(name: str, pods: Object, secrets: dict[str, dict[str, bytes]], folder
             shutil.chown(memory, user["runAsUser"], user["fsGroup"])
             volume = {"name": volume["name"], "hostPath": {"path": str(memory), "type": "Directory"}}
         volumes.append(volume)
-    for claim in [one for one in ("data",) if name == "redis"]:  # of the StatefulSet's template
-        volumes.append({"name": claim, "persistentVolumeClaim": {"claimName": "hypercast-kube-test-redis"}})
+    if name == "redis":  # the claim of the StatefulSet's template
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": f"{NETWORK}-redis"}})
     spec["volumes"] = volumes
     (one,) = spec["containers"]
     for entry in one.get("env", []):
@@ -158,7 +159,12 @@ def as_pod(name: str, pods: Object, secrets: dict[str, dict[str, bytes]], folder
         if field in FIELDS:
             del entry["valueFrom"]
             entry["value"] = FIELDS[field]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": pods["metadata"]["labels"]}, "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": pods["metadata"]["labels"]},
+        "spec": spec,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -166,8 +172,6 @@ def played(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory)
     """Play the overlay for processors, smaller than on a real machine."""
     made = render(KUBERNETES / "overlays" / "cpu")
     folder = tmp_path_factory.mktemp("kube")
-    folder.chmod(0o711)
-    (folder.parent).chmod(0o711)
     played = Played(podman, folder, made)
     secrets = secrets_of(folder)
     scripts = next(one for one in made if one["kind"] == "ConfigMap")
@@ -180,7 +184,9 @@ def played(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory)
             pod = as_pod(name, played.template(name), secrets, folder / "volumes")
             shrink(pod)
             played.play(scripts, pod)
-            until_seen(f"{name} is ready", lambda one=name: played.probe(one, "readinessProbe"), failing=played.logs)
+            until_seen(
+                f"{name} is ready", lambda one=name: played.probe(one, "readinessProbe"), failing=played.logs
+            )
             note(f"pod {name}", f"ready after {time.monotonic() - begin_s:.1f} s")
         yield played
     finally:
@@ -200,7 +206,7 @@ def shrink(pod: Object) -> None:
 def remove(podman: Podman) -> None:
     """Remove what a run made, or one that was killed."""
     podman.attempt("pod", "rm", "--force", "--time", "0", *PODS)
-    podman.attempt("volume", "rm", "--force", "hypercast-store", "hypercast-kube-test-redis", "redis-scripts")
+    podman.attempt("volume", "rm", "--force", "hypercast-store", f"{NETWORK}-redis", "redis-scripts")
     podman.attempt("network", "rm", "--force", NETWORK)
     shutil.rmtree(MEMORY, ignore_errors=True)
 
@@ -236,7 +242,9 @@ def test_a_readiness_probe_fails_without_redis(played: Played) -> None:
     until_seen("the gateway is not ready", lambda: not played.probe("hypercast-gateway", "readinessProbe"))
     assert played.probe("hypercast-gateway", "livenessProbe"), "a restart would not help"
     played.podman.run("start", played.container("redis"))
-    until_seen("it is again", lambda: played.probe("hypercast-gateway", "readinessProbe"), failing=played.logs)
+    until_seen(
+        "it is again", lambda: played.probe("hypercast-gateway", "readinessProbe"), failing=played.logs
+    )
     assert played.hypercast("invoke", "coder", "-p", "import os\n", "-n", 4).strip()
 
 

@@ -147,7 +147,9 @@ def test_overlays_change_the_nodes_of_models_alone(
     assert set(new["args"]) == {*old["args"], *arguments} and not arguments & set(old["args"])
     assert new["resources"]["limits"] == {**old["resources"]["limits"], **limits}
     filled = [flag for flag in new["args"][1:] if not re.search(r"\$\(|/etc/hypercast", flag)]
-    settings = parse_invoker([*filled, "--node-id=a", "--host-id=a", "--advertise=a"], {"HYPERCAST_CLUSTER_SECRET": "0" * 64})
+    settings = parse_invoker(
+        [*filled, "--node-id=a", "--host-id=a", "--advertise=a"], {"HYPERCAST_CLUSTER_SECRET": "0" * 64}
+    )
     # The host tier, the arena of a processor and 4 GiB for the process.
     arena = settings.gpu_memory_bytes if settings.device == "cpu" else 0
     used = settings.host_memory_bytes + (arena or 0) + (4 << 30)
