@@ -141,6 +141,8 @@ async def run(settings: GatewaySettings) -> None:
                 lambda: control_facts(control),
                 clock=clock,
                 archive_lag_s=lag.seconds,
+                vllm_names=settings.vllm_metrics,
+                tenants=settings.tenant_metrics,
             ),
         )
         stack.push_async_callback(services.aclose)
@@ -191,7 +193,13 @@ async def _serve(
 def control_facts(control: Control) -> ControlFacts:
     """Return the figures of the control side that metrics export."""
     stats = control.stats()
-    return ControlFacts(failovers=stats.failovers, moved=stats.moved, desired=stats.desired)
+    return ControlFacts(
+        failovers=stats.failovers,
+        moved=stats.moved,
+        desired=stats.desired,
+        nodes=control.node_demands(),
+        generation=control.generation_loads(),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

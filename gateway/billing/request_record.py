@@ -189,8 +189,8 @@ class Biller:
         version: FunctionVersion,
         runs: Sequence[OpenCall],
         status: RequestStatus,
-    ) -> None:
-        """Write the request's record, and return once the ledger has it.
+    ) -> RequestRecord | None:
+        """Write the request's record, and return it once the ledger has it; None if it has none.
 
         Raises BillingFailed; the record is written later then, and costs nothing.
         """
@@ -205,7 +205,7 @@ class Biller:
             health=self.health,
         )
         if record is None:
-            return
+            return None
         self._in_progress += 1
         try:
             until_s = self._loop.time() + _WRITE_TIMEOUT_S
@@ -229,6 +229,7 @@ class Biller:
                     raise failure
             if cancelled is not None:
                 raise cancelled
+            return record
         finally:
             self._in_progress -= 1
             if not self._in_progress:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.billing.ack_batcher import AckBatcher
@@ -27,17 +27,20 @@ from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
 from gateway.control.node_loads import NodeLoadFollower
 from gateway.core.fixed_plan import FixedPlan
+from gateway.core.node_demand import NodeDemand
 from gateway.dispatch.admission import Admission, AdmissionLimits
 from gateway.dispatch.call_mover import CallMover
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.dispatcher import CallDispatcher, DispatchSettings
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.tokenizers import TokenizerSender
+from gateway.http.vllm_metrics import GenerationLoad
 from gateway.live.coordinator import LiveCoordinator
 from gateway.live.publisher import LiveStatePublisher
 from gateway.planning.cast_planner import CastPlanner
 from gateway.planning.cast_publisher import CastPublisher
 from gateway.planning.load_target import PolicyBySetting
+from gateway.planning.outlook import CapacityTable
 from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ScalerPolicy
@@ -46,6 +49,7 @@ from rdmacast.protocol.handshake import Secret
 from registry.clock import Clock, SystemClock
 from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
+from registry.records.change import VersionLoad
 from registry.state import ClusterState
 
 
@@ -96,6 +100,7 @@ class Control:
     _leadership: Leadership
     _controller: Controller
     _admission: Admission
+    _capacities: CapacityTable
 
     def __repr__(self) -> str:
         return f"<Control {self._leadership!r} {self.state_cache!r}>"
@@ -122,6 +127,23 @@ class Control:
             moved=counts.moved,
             desired={str(key): desired for key, desired in self._controller.desired.items()},
         )
+
+    def node_demands(self) -> tuple[NodeDemand, ...]:
+        """Return how many nodes each pool has, lacks and does not need; none while another gateway leads."""
+        return self._controller.node_demands()
+
+    def generation_loads(self) -> dict[str, GenerationLoad]:
+        """Return this gateway's calls by function; nodes report their KV caches to the leading one alone."""
+        usage = self._capacities.kv_usage(self.state_cache.instance)
+        found = {name: GenerationLoad(kv_usage=share) for name, share in usage.items()}
+        for load in self._admission.loads():
+            found[load.function] = _with_calls(found.get(load.function, GenerationLoad()), load)
+        return found
+
+
+def _with_calls(before: GenerationLoad, load: VersionLoad) -> GenerationLoad:
+    """Return the load with the calls of one version."""
+    return replace(before, running=before.running + load.in_flight, waiting=before.waiting + load.held)
 
 
 MakeDailyArchive = Callable[[Leadership], DailyArchive]
@@ -222,6 +244,7 @@ def _assemble(
         _leadership=leadership,
         _controller=controller,
         _admission=admission,
+        _capacities=planners.scaling.outlook.capacities,
     )
     node_loads = NodeLoadFollower(cluster, channels, leadership, planners.scaling.outlook.capacities, work)
     running: list[_Running] = [cluster.sync, channels, loads, leadership, planners.live, moves, controller]

@@ -13,6 +13,7 @@ from gateway.control.context import LocalLoad, Planners
 from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
+from gateway.core.node_demand import NodeDemand
 from gateway.planning.actions import (
     Action,
     DropAction,
@@ -28,6 +29,7 @@ from gateway.planning.actions import (
 from gateway.planning.debounce import DemandDebouncer, settle_s
 from gateway.planning.demand_sum import DemandSum
 from gateway.planning.link_peers import LinkPlanner
+from gateway.planning.node_demands import node_demands
 from gateway.planning.plan import Plan, VersionDemand
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.fence import NO_FENCE, Fence
@@ -82,6 +84,7 @@ class Controller:
         cluster.changes.subscribe(work.notify)
         self._fence: Fence | None = None
         self._led_from_s: float | None = None
+        self._has_planned = False  # the planner's last step is of now
         self._starts: set[str] = set()  # in progress here
         self._stops: set[str] = set()  # of these, those that are being stopped
 
@@ -106,11 +109,20 @@ class Controller:
                 if 0 <= passed_s < _STEP_S:
                     await asyncio.sleep(_STEP_S - passed_s)
 
+    def node_demands(self) -> tuple[NodeDemand, ...]:
+        """Return how many nodes each pool has, lacks and does not need; none while another gateway leads."""
+        if not self._has_planned:
+            return ()
+        cache = self._state_cache
+        starting_on = {start.node for start in self._planner.pending.values()}
+        starting_on |= {node for _, node in self._planner.prefetching}
+        return node_demands(cache, self._planner.unplaced(cache), starting_on)
+
     def _plan(self) -> Plan:
         self._fence = self._leadership.fence
         if self._fence is None or not self._sync.alive:
             # Without the lease or the feed nothing is decided; actions in progress continue.
-            self.desired = {}
+            self.desired, self._has_planned = {}, False
             self._live.stand_down()
             for instance_id in self._planner.stand_down():
                 self._state_cache.set_draining(instance_id, False)
@@ -133,7 +145,7 @@ class Controller:
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
-        self.desired = plan.desired
+        self.desired, self._has_planned = plan.desired, True
         self._decisions.note(plan, self._state_cache.functions, self._clock.wall_s())
         for instance_id, paused in plan.paused.items():
             self._state_cache.set_draining(instance_id, paused)

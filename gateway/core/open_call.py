@@ -81,6 +81,7 @@ class OpenCall(ABC):
     prompt_tokens = 0  # as another engine has counted them so far
     passed_on = 0  # tokens that the reader has passed on
     outputs = 0
+    finish_reason = ""  # of its last tokens
     failed = False  # for another reason than a deadline or its reader
     overran = False  # the limit of the whole call ended it
     first_output_s: float | None = None
@@ -164,9 +165,10 @@ class OpenCall(ABC):
                     self._expired = False
                     task.uncancel()
         match event:
-            case Tokens(ids=ids):
+            case Tokens(ids=ids, finish_reason=reason):
                 self._note_output()
                 self.tokens += len(ids)
+                self.finish_reason = reason
             case WaitStage(stage=stage):
                 self.stage = stage
                 self._note_progress(event)
@@ -197,6 +199,16 @@ class OpenCall(ABC):
     def assigned_ago_s(self) -> float:
         """From its assignment until now."""
         return 0.0 if self._assigned_s is None else self._loop.time() - self._assigned_s
+
+    @property
+    def assigned_after_s(self) -> float | None:
+        """From the call's begin to its last assignment, None if there was none."""
+        return None if self._assigned_s is None else self._assigned_s - self._started_s
+
+    @property
+    def took_s(self) -> float:
+        """From the call's begin to its end, or until now."""
+        return (self._ended_s or self._loop.time()) - self._started_s
 
     @property
     def first_output_after_s(self) -> float | None:

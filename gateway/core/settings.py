@@ -28,7 +28,7 @@ Example:
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level"),
     *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas", "metrics_port"),
-    "served_copies_bytes",
+    *("served_copies_bytes", "vllm_metrics", "tenant_metrics"),
 )
 
 
@@ -81,6 +81,8 @@ class GatewaySettings:
     port: int = 8080
     metrics_host: str = ""
     metrics_port: int | None = None
+    vllm_metrics: bool = False
+    tenant_metrics: int = 0
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""

@@ -2,6 +2,7 @@
 
 - `access_log`: one line a request
 - `audit_file`: the file of the audit log
+- `collectors`: histograms and counters of metrics
 - `connections`: the bound on open connections
 - `bounded_reads`: reads of many ledger records, one at a time
 - `disconnect`: cancellation when a client leaves
@@ -15,5 +16,7 @@
 - `responses`: JSON responses
 - `server`: uvicorn with a drain
 - `sse`: server-sent events
+- `tenant_metrics`: metrics by tenant
 - `tls`: TLS on the HTTP port
+- `vllm_metrics`: metrics by vLLM's names
 """

@@ -15,6 +15,7 @@
 - `link_peers`: links that nodes open to each other when they join
 - `load_target`: scaling by tokens and seen capacity
 - `loads`: loads of function versions
+- `node_demands`: how many nodes are lacking, and how many are not needed
 - `outlook`: seen capacities, and when instances would be ready
 - `placement`: nodes of starts, instances to stop
 - `plan`: settings and outcome of a planning step

@@ -7,7 +7,7 @@ requested twice. `plan` returns actions; the controller that executes them repor
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.cluster.backoff import BackoffTable
@@ -15,6 +15,7 @@ from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.actions import StartAction, StopAction
 from gateway.planning.groups import LayerSizes, broken_groups
 from gateway.planning.loads import can_resume, function_loads
+from gateway.planning.node_demands import UnplacedInstances
 from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import choose_stops
 from gateway.planning.plan import DecidedLoad, NodeAffinity, Plan, PlannerSettings, VersionDemand
@@ -35,6 +36,8 @@ from registry.records.live import InstanceRole
 from registry.records.node import NodeRecord
 
 log = logging.getLogger(__name__)
+
+_MORE_NODES = 64  # for which a version is asked at once that may use all nodes
 
 
 class ScalingPlanner:
@@ -63,6 +66,7 @@ class ScalingPlanner:
         self._starts = StartPlanner(new_id, self._settings, self.backoff)
         self.pending = self._starts.pending
         self.stopping = self._starts.stopping  # instance -> node
+        self._beyond: dict[VersionKey, int] = {}  # instances that only further nodes allow
         self._paused: dict[str, float] = {}  # surplus with calls, since when: no calls, stopped when idle
         self.prefetching = self._starts.prefetching  # (image, node), oldest first
 
@@ -84,6 +88,7 @@ class ScalingPlanner:
         """Plan one step. `in_flight` are this gateway's calls by instance; those of others are unknown."""
         self._settle(state_cache, now)
         self._starts.begin()
+        self._beyond = {}
         self.backoff.expire(now)
         self._apply_scale_requests(state_cache, now)
         plan = Plan()
@@ -231,6 +236,10 @@ class ScalingPlanner:
         decision = self._decide(key, load, state, step.now)
         self._states[key] = decision.state
         step.plan.desired[key] = decision.desired
+        if load.scaling.max_instances is None and decision.desired >= load.nodes:
+            more = replace(load, nodes=load.nodes + _MORE_NODES)
+            if (beyond := self._decide(key, more, state, step.now).desired - decision.desired) > 0:
+                self._beyond[key] = beyond
         decided = step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
         step.plan.replan_at(decision.next_at)
         step.plan.roles[key] = self._roles(key, ready, decided, step)
@@ -344,6 +353,18 @@ class ScalingPlanner:
             return
         self.stopping[instance.instance_id] = instance.node
         plan.actions.append(StopAction(instance_id=instance.instance_id, node=instance.node, grace_s=grace_s))
+
+    def unplaced(self, state_cache: ClusterStateCache) -> Iterator[UnplacedInstances]:
+        """Yield the instances that the last step wanted and found no place for."""
+        short = self._starts.unplaced
+        for key in {**short, **self._beyond}:
+            version = state_cache.version(key)
+            if version is not None:
+                yield UnplacedInstances(
+                    version=version,
+                    count=short.get(key, 0) + self._beyond.get(key, 0),
+                    min_bytes=self.backoff.min_bytes(key),
+                )
 
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         """Return the usable nodes on which the image is arriving, oldest first."""

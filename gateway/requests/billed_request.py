@@ -167,12 +167,16 @@ class BilledRequest:
 
     async def _bill(self, status: RequestStatus) -> None:
         self._billed = True
-        self._measure()
+        metrics = self._services.metrics
+        for run in self.runs:
+            metrics.note_call(self.version.function, self.context.start_kind, run, status)
         quotas, has_lease = self._services.quotas, self.context.lease is not None
         budgeted = has_lease and self.context.caller.spend_limit_nanos is not None
         if has_lease and not budgeted:
             quotas.release(self.context)
-        await self._services.biller.bill(self.context, self.version, self.runs, status)
+        record = await self._services.biller.bill(self.context, self.version, self.runs, status)
+        if record is not None:
+            metrics.note_billed(record)
         if status is RequestStatus.OK:  # what failed may have used nothing
             self._learn()
         if budgeted:  # its lease holds the reservation until the cost is in the sums
@@ -189,14 +193,6 @@ class BilledRequest:
                 completion_tokens=completion_tokens(self.runs),
             )
             self._services.quotas.learn(self.version, self.assigned.gpu_type, gpu_us, work)
-
-    def _measure(self) -> None:
-        metrics, function = self._services.metrics, self.version.function
-        for run in self.runs:
-            if (first_s := run.first_output_after_s) is not None:
-                metrics.first_token.observe((function, self.context.start_kind), first_s)
-            if run.tokens > 1 and (per_token_s := run.token_gap_s) is not None:
-                metrics.per_token.observe((function,), per_token_s)
 
     def _hold(self, held: bool) -> None:
         if held is not self._held:

@@ -130,6 +130,8 @@ class RequestMiddleware:
             metrics.duration.observe((context.function,), duration_s)
         elif status == 429:
             metrics.requests["", "", "", code] += 1  # refused before its body was read
+        if status == 429 and metrics.tenants is not None and context.key is not None:
+            metrics.tenants.note_limited(context.key.tenant)
 
 
 class _InFlightRequest:

@@ -77,7 +77,9 @@ def make_services(
 ) -> Services:
     """Build the HTTP side's parts."""
     health, leases = biller.health, ConcurrencyLeases(state, clock)
-    metrics = metrics or Metrics(cluster.view, clock=clock)
+    metrics = metrics or Metrics(
+        cluster.view, clock=clock, vllm_names=settings.vllm_metrics, tenants=settings.tenant_metrics
+    )
     metrics.outbox_records.set_function(lambda: len(biller.outbox))
     return Services(
         settings=settings,

@@ -100,6 +100,19 @@ class Options:
     metrics_host: str | None = flag(
         "--metrics-host", UP_GATEWAY, "Address for --metrics-port.", shown="that of --host"
     )
+    vllm_metrics: bool = flag(
+        "--vllm-metrics",
+        UP_GATEWAY,
+        "Export metrics by vLLM's names, too, such as vllm:num_requests_running.",
+        default=False,
+    )
+    tenant_metrics: int = flag(
+        "--tenant-metrics",
+        UP_GATEWAY,
+        "Number of tenants that have metrics of their own; all others share one row.",
+        whole_number("n", 0, 1000),
+        default=0,
+    )
     tls_cert: Path | None = flag(
         "--tls-cert", UP_GATEWAY, "Certificate chain of the HTTP port, which then speaks HTTPS only.", FILE
     )
