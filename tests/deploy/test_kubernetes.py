@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from gateway.api.operations import OPERATIONS
+from gateway.core.node_demand import NodePool
 from tests.fixtures.cert_manager import CERT_MANAGER
+from tests.fixtures.keda import SCALED_OBJECT
 from tests.fixtures.manifests import (
     FOLDER,
     NAMESPACE,
@@ -37,6 +39,9 @@ IDS = [f"{name}:{d['kind']}/{d['metadata'].get('name', '')}" for name, d in EVER
 def test_manifests_are_valid(document: Object, version: str) -> None:
     if document["apiVersion"] == "cert-manager.io/v1":
         jsonschema.Draft202012Validator(CERT_MANAGER[document["kind"]]).validate(document["spec"])
+        return
+    if document["apiVersion"] == "keda.sh/v1alpha1":
+        jsonschema.Draft202012Validator(SCALED_OBJECT).validate(document["spec"])
         return
     kubernetes_validate.validate(document, version, strict=True)
 
@@ -108,7 +113,7 @@ def test_kustomize_builds_everything_with_its_optional_parts(tmp_path: Path) -> 
     )
     file.write_text(text)
     made = rendered(file.parent)
-    assert len(made) == len(plain) + 2
+    assert len(made) == len(plain) + 3
     (scripts,) = (d for d in made if d["kind"] == "ConfigMap")
     assert scripts["metadata"]["name"] == "redis-scripts" and "start.sh" in scripts["data"]
     (handlers,) = (
@@ -117,6 +122,27 @@ def test_kustomize_builds_everything_with_its_optional_parts(tmp_path: Path) -> 
     pod = template(handlers)["spec"]
     assert pod["runtimeClassName"] == "kata"
     assert "--handler-network" in pod["containers"][0]["args"]
+
+
+def test_keda_gives_the_nodes_for_models_as_many_pods_as_are_wanted(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER.parent, tmp_path / "deploy")
+    file = tmp_path / "deploy" / "kubernetes" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("components: []", "components: [components/autoscaling]"))
+    made = {(d["kind"], d["metadata"]["name"]): d for d in rendered(file.parent)}
+    assert ("DaemonSet", "hypercast-invoker") not in made
+    nodes, scaled = made["Deployment", "hypercast-invoker"], made["ScaledObject", "hypercast-invoker"]
+    kubernetes_validate.validate(nodes, kubernetes_validate.latest_version(), strict=True)
+    assert "replicas" not in nodes["spec"]  # KEDA's, also after a further apply
+    target = scaled["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", nodes["metadata"]["name"])
+    (trigger,) = scaled["spec"]["triggers"]
+    (pod,) = template(nodes)["spec"]["containers"]
+    pool = NodePool(pod["resources"]["limits"]["nvidia.com/gpu"], "--allow-handlers" in pod["args"])
+    labels = f'{{handlers="{str(pool.handlers).lower()}",gpus="{pool.gpus}"}}'
+    assert trigger["metadata"]["query"] == f"max(hypercast_nodes_wanted{labels})"
+    before = container("hypercast-invoker").spec["args"]
+    assert set(pod["args"]) ^ set(before) == {"--grace=60s", "--grace=10m"}
+    assert template(nodes)["spec"]["terminationGracePeriodSeconds"] > 10 * 60
 
 
 def test_namespaces_agree() -> None:
