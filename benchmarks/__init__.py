@@ -31,6 +31,7 @@
 - `topology`: casts over leaf switches with an over-subscribed spine
 - `trace`: GPU time, latency and SLO on a bursty trace, by way of scaling out
 - `trace_sim`: the same for a day at a thousand nodes, simulated
+- `tracing_cost`: what traces and JSON logs cost in throughput
 - `watchers`: what watchers of the console cost, and how far what they see lags behind
 - `zigzag`: an overloaded instance helped by a loading node
 """

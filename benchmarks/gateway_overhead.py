@@ -69,12 +69,13 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTarget:
-    """A server under load."""
+    """A server under load; `pids` are the processes that serve it, if they are known."""
 
     name: str
     ports: tuple[int, ...]
     path: str
     key: str = ""
+    pids: tuple[int, ...] = ()
 
     @property
     def request(self) -> bytes:
@@ -201,16 +202,18 @@ def is_ready(target: LoadTarget) -> bool:
 
 
 @contextmanager
-def hypercast_target(folder: Path, gateways: int) -> Iterator[LoadTarget]:
-    """Run ours: one node, with keys and ledger."""
+def hypercast_target(folder: Path, gateways: int, *flags: str) -> Iterator[LoadTarget]:
+    """Run ours: one node, with keys and ledger, and with these flags of `hypercast up`."""
     # No model is loaded: with small tiers nothing is pre-faulted during the measurement.
     memory = ("--gpu-memory", "64MiB", "--host-memory", "64MiB")
-    with running_platform(folder / "data", *memory, nodes=1, gateways=gateways) as platform:
+    with running_platform(folder / "data", *memory, *flags, nodes=1, gateways=gateways) as platform:
         scaling = ("--min-instances", "1", "--target-concurrency", "256")
         platform.command("deploy", "builtin:echo", "--name", "echo", *scaling)
         ports = tuple(int(url.rsplit(":", 1)[1]) for url in platform.urls)
         path, key = "/functions/echo/invoke", platform.admin_key
-        yield LoadTarget(name="hypercast", ports=ports, path=path, key=key)
+        found = platform.processes()
+        pids = tuple(found[one.name].pid for one in (*platform.gateways, *platform.nodes))
+        yield LoadTarget(name="hypercast", ports=ports, path=path, key=key, pids=pids)
 
 
 def measure(

@@ -16,6 +16,7 @@ from setproctitle import setproctitle
 from gateway.api.app import make_app, make_metrics_app
 from gateway.api.blob_collector import BlobCollector
 from gateway.billing.request_record import Biller
+from gateway.cluster.cast_tracker import CastEnded
 from gateway.cluster.dialer import channel_dialer
 from gateway.control.assembly import Control, ControlSettings, make_control
 from gateway.control.daily_archive import ArchiveLag, DailyArchive
@@ -27,6 +28,7 @@ from gateway.http.metrics import ControlFacts, Metrics
 from gateway.http.metrics_listener import metrics_listener
 from gateway.http.server import GatewayServer
 from gateway.requests.services import Services, make_services
+from gateway.requests.spans import cast_span
 from gateway.tenants.state_health import HealthCheck
 from rdmacast.aio.loop_lag import limit_loop_lag, watch_loop_lag
 from registry.accounting.prices import ensure_default_rates
@@ -36,8 +38,11 @@ from registry.config.secrets import ADMIN_TENANT, load_or_create_admin_key, pars
 from registry.config.tls import open_tls
 from registry.errors import NewerSchema, RegistryError, StateUnavailable
 from registry.images.store import BlobStore, open_store
+from registry.logs.lines import configure_logs
 from registry.redis.state import RedisState
 from registry.state import ClusterConfig, State
+from registry.tracing.otlp import open_tracer
+from registry.tracing.span import Tracer
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -98,6 +103,9 @@ async def run(settings: GatewaySettings) -> None:
     gateway_id = settings.gateway_id or f"gateway-{secrets.token_hex(4)}"
     settings = replace(settings, gateway_id=gateway_id)
     async with AsyncExitStack() as stack:
+        tracer = open_tracer(settings.tracing, "hypercast-gateway", gateway_id)
+        if tracer is not None:
+            stack.push_async_callback(tracer.aclose)
         state = await stack.enter_async_context(
             RedisState.connect(
                 settings.redis_url,
@@ -144,10 +152,13 @@ async def run(settings: GatewaySettings) -> None:
                 vllm_names=settings.vllm_metrics,
                 tenants=settings.tenant_metrics,
             ),
+            tracer=tracer,
         )
         stack.push_async_callback(services.aclose)
         control.state_cache.subscribe_ready(services.metrics.note_start)
         control.state_cache.cast_tracker.subscribe(services.metrics.note_cast)
+        if tracer is not None:
+            control.state_cache.cast_tracker.subscribe(partial(record_cast, tracer, control))
         collector = BlobCollector(
             store,
             state,
@@ -190,6 +201,12 @@ async def _serve(
                 task.cancel()
 
 
+def record_cast(tracer: Tracer, control: Control, end: CastEnded) -> None:
+    """Record the span of a cast that has ended, on the gateway that leads: all of them follow it."""
+    if control.stats().controller_epoch is not None:
+        tracer.record(cast_span(end))
+
+
 def control_facts(control: Control) -> ControlFacts:
     """Return the figures of the control side that metrics export."""
     stats = control.stats()
@@ -206,11 +223,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the gateway; return the process's exit code."""
     os.umask(0o077)
     settings = parse(argv)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logs(settings.log_level, settings.log_format, settings.gateway_id or "gateway")
     raise_descriptor_limit()
     limit_loop_lag()
     try:

@@ -12,5 +12,6 @@
 - `watchdog`: ends the process when an engine hangs
 - `base`, `memory`, `host_tier`, `loading`, `instances`, `metering`: storage, life cycle and accounting
 - `engine`, `emulated`, `handlers`: what runs models and user code
+- `traces`: the spans of calls, stages, starts and casts
 - `links`, `kv`, `pipeline`, `prefill`, `live`: serving while a model loads
 """

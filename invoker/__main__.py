@@ -19,6 +19,7 @@ from invoker.settings import Settings, parse_settings
 from rdmacast.aio.loop_lag import limit_loop_lag
 from registry.config.emulation import is_emulated, parse_device
 from registry.errors import RegistryError
+from registry.logs.lines import configure_logs
 from registry.redis.state import RedisState
 
 USAGE_ERROR = 2
@@ -38,12 +39,7 @@ def main(
     except SettingsError as error:
         print(f"invoker: {error}", file=sys.stderr)
         return USAGE_ERROR
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format=f"%(asctime)s %(levelname)s {settings.node_id} %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
+    configure_logs(settings.log_level, settings.log_format, settings.node_id, shows_process=True)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request to vLLM
     limit_loop_lag()
     try:

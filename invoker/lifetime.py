@@ -13,6 +13,7 @@ from invoker.engine.factory import EngineFactory
 from invoker.loading.fetch_order import LoadSources
 from invoker.publisher import BACKOFF_S, Publisher
 from invoker.settings import Settings
+from invoker.traces.node import NodeTracing
 from invoker.watchdog import watch_steps
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.loop_lag import watch_loop_lag
@@ -20,6 +21,8 @@ from registry.clock import Clock, SystemClock
 from registry.config.tls import open_tls
 from registry.errors import NewerSchema, NotFound, StateUnavailable
 from registry.state import ClusterConfig, State
+from registry.tracing.otlp import open_tracer
+from registry.tracing.span import Tracer
 
 LEAVE_TIMEOUT_S = 5.0  # for the last update of the registry
 EXIT_HANGING = 70  # exit code after an engine hung
@@ -35,10 +38,12 @@ async def run_node(
     clock: Clock | None = None,
     limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
     make_arena: MakeArena | None = None,
+    tracer: Tracer | None = None,
 ) -> None:
     """Run a node until `stop` is set; then drain, leave the cluster and return.
 
     It loads images from what `limit_sources` returns for its sources, into the arena of `make_arena`, if any.
+    Without a `tracer` its spans go where its settings say.
 
     Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
     it cannot start.
@@ -47,17 +52,22 @@ async def run_node(
     if config is None:
         return
     epoch = await state.next_node_epoch(settings.node_id)
+    clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
+        tracer = tracer or open_tracer(settings.tracing, "hypercast-node", settings.node_id)
+        if tracer is not None:
+            stack.push_async_callback(tracer.aclose)
         setup = NodeSetup(
             settings=settings,
             state=state,
             engines=engines,
             config=config,
             epoch=epoch,
-            clock=clock or SystemClock(),
+            clock=clock,
             channel_tls=open_tls(settings.tls.channel, "channels"),
             limit_sources=limit_sources,
             make_arena=make_arena,
+            tracing=None if tracer is None else NodeTracing(tracer, clock),
         )
         node, publisher, channel = await assemble(setup, stack)
         log.info("node %s (epoch %d): serving at %s", settings.node_id, epoch, channel.url)

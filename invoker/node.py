@@ -32,6 +32,8 @@ from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
 from invoker.serving import compute, forward, generate, generate_by, invoke_handler, prefetch_kv
 from invoker.settings import Settings
+from invoker.traces.calls import Work, name_in_logs
+from invoker.traces.node import NodeTracing
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.cast.links import CastLinks
 from rdmacast.errors import CastError
@@ -118,6 +120,7 @@ class NodeDependencies:
     disk_writer: DiskWriter | None
     port_rate: LinkRate | None
     engines: tuple[EngineKind, ...]
+    tracing: NodeTracing | None = None
 
 
 class Node:
@@ -129,6 +132,7 @@ class Node:
         self._started_at = dependencies.clock.wall_s()
         self._state = NodeState.READY
         self._channel_url = ""
+        self._logs_context = dependencies.settings.log_format == "json"
         self._cast_url = ""
 
     def __repr__(self) -> str:
@@ -192,6 +196,16 @@ class Node:
 
     def handle(self, request: Request) -> AsyncGenerator[Reply, None]:
         """Return the replies to one request; `remote_error` returns what an exception is reported as."""
+        if self._logs_context and isinstance(request, Work):
+            name_in_logs(request)
+        tracing = self._dependencies.tracing
+        if tracing is None:
+            return self._replies(request)
+        if isinstance(request, StartInstance):
+            tracing.starts.note_request(request)
+        return tracing.call(request, self._replies) if isinstance(request, Work) else self._replies(request)
+
+    def _replies(self, request: Request) -> AsyncGenerator[Reply, None]:
         dependencies, instances = self._dependencies, self._dependencies.instances
         clock, calls = dependencies.clock, dependencies.calls
         match request:

@@ -108,6 +108,7 @@ async def _generate(
         generated_ids=request.generated_ids,
         sampling=request.sampling,
         tenant=request.tenant,
+        trace=request.trace,
     )
     started_s, count = clock.monotonic_s(), 0
     with working, calls.open(account, request.request_id) as call:
@@ -199,7 +200,7 @@ async def forward(
         raise InvalidWork(f"{instance.request.function} has no server of its own")
     started_s, last = clock.monotonic_s(), ForwardedChunk()
     with instance.working(), calls.open(instance.account, request.request_id) as call:
-        answer = runner.forward(request.path, request.body, request.request_id, call)
+        answer = runner.forward(request, call)
         async with aclosing(answer):
             async for reply in answer:
                 if isinstance(reply, ForwardedChunk):

@@ -23,7 +23,9 @@ from registry.config.rotation import cluster_secret
 from registry.config.secrets import redis_password, secret_beside
 from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
+from registry.logs.lines import LogFormat
 from registry.redis.sentinel import SCHEME as SENTINEL
+from registry.tracing.settings import TracingSettings, tracing_settings
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _REDIS_PORT = 6379
@@ -59,6 +61,7 @@ _SAME = (
         "step_timeout_s",
         "journal_dir",
         "log_level",
+        "log_format",
         "vllm_memory_bytes",
         "no_vllm_preload",
         "disk_cache_bytes",
@@ -104,6 +107,8 @@ class Settings:
     kv_moves: KvPolicy
     journal_dir: Path | None
     log_level: str
+    log_format: LogFormat = "text"
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     vllm_python: Path | None = None
     vllm_memory_bytes: int | None = None
     no_vllm_preload: bool = False
@@ -160,6 +165,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> Settings:
         store_url=options.store,
         rdma=_rdma(options.rdma),
         tls=tls_settings(options),
+        tracing=tracing_settings(options),
         kv_moves=KvPolicy(options.kv_moves),
         sandbox=_sandbox(options, redis_url),
     )

@@ -23,6 +23,7 @@ from registry.config.command_line import options_of
 from registry.config.option_types import PlatformCommand
 from registry.config.options import Options
 from registry.config.secrets import make_private
+from registry.logs.lines import configure_logs
 
 
 @click.command("up")
@@ -39,6 +40,8 @@ def up_command(options: Options, detach: bool, ready_fd: int | None, form: str) 
       hypercast up --nodes 3 --hosts 3 --data-dir ./data --detach
       hypercast up --nodes 8 --device emulated:h800/1000/10
     """
+    if options.log_format == "json":
+        configure_logs("warning", "json", "supervisor")
     settings = settle(options, gpus=count_gpus(), cores=len(os.sched_getaffinity(0)))
     os.umask(0o077)
     prepare_data_dir(settings.data_dir)

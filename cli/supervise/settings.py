@@ -11,6 +11,7 @@ from registry.config.emulation import is_emulated, parse_device
 from registry.config.options import Options, default_data_dir
 from registry.config.tls import check_tls, tls_settings
 from registry.errors import InvalidRecord
+from registry.tracing.settings import tracing_settings
 
 MAX_NODES = 256
 MAX_GATEWAYS = 16
@@ -182,6 +183,10 @@ def _check(options: Options, nodes: int) -> None:
         )
     if options.redis_url is not None and options.redis_memory_bytes is not None:
         raise UsageError("--redis-memory is for the embedded Redis; set maxmemory of that of --redis-url")
+    try:
+        tracing_settings(options)
+    except InvalidRecord as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_gpus(device: str, nodes: int, gpus: int) -> None:

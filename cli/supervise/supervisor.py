@@ -25,6 +25,7 @@ from cli.supervise.leftovers import cluster_of, remove_leftovers
 from cli.supervise.logtail import tail
 from cli.supervise.orphans import orphans_taken, reap_strays
 from cli.supervise.ports import usable_ports
+from cli.supervise.rotation import rotate_logs
 from cli.supervise.settings import Joined, UpSettings
 from rdmacast.aio.groups import cancel_and_discard, cancel_and_wait
 from registry.config.command_line import JSON_FLAG
@@ -67,6 +68,10 @@ class Supervisor:
             async with AsyncExitStack() as parts:
                 reaping = asyncio.create_task(reap_strays(self._pids), name="reap strays")
                 parts.push_async_callback(cancel_and_wait, reaping)
+                if settings.options.log_bytes:
+                    kept = rotate_logs(self._logs, settings.options.log_bytes, settings.options.log_files)
+                    rotating = asyncio.create_task(kept, name="rotate logs")
+                    parts.push_async_callback(cancel_and_wait, rotating)
                 urls = await self._start(parts, stop)
                 if stop.is_set():
                     note("stopping")

@@ -10,6 +10,7 @@
 - `open_call`: a call in progress, under its deadlines
 - `prefix`: the beginning that prompts share
 - `request_context`: the context of one HTTP request
+- `request_trace`: the trace of a request
 - `rights`: what the roles of keys may do
 - `settings`: flags of the gateway process
 - `validation`: messages for schema violations

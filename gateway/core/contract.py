@@ -25,6 +25,7 @@ from registry.records.cast import CastState
 from registry.records.change import CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
 from registry.records.usage import GpuSlice
+from registry.tracing.context import SpanContext
 
 WAITS_FOR_NODE = "no-node"  # the stage of a call while the cluster has no usable node
 
@@ -70,7 +71,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it.
 
     Calls of one `prefix` go to the same instance while its load allows; 0 for any. `most_tokens` bounds what
-    a request computes that passes through.
+    a request computes that passes through. `span` is the place of its span, if its request is traced.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: Deadlines = Deadlines()
     prefix: int = 0
     most_tokens: int = 0
+    span: SpanContext | None = None
 
 
 class WaitStage(msgspec.Struct, frozen=True, kw_only=True):

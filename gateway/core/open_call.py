@@ -201,6 +201,16 @@ class OpenCall(ABC):
         return 0.0 if self._assigned_s is None else self._loop.time() - self._assigned_s
 
     @property
+    def started_s(self) -> float:
+        """Its begin, by the loop's clock, which is monotonic and may be some milliseconds late."""
+        return self._started_s
+
+    @property
+    def ended_s(self) -> float:
+        """Its end, by the same clock; its begin if it has not ended."""
+        return self._started_s if self._ended_s is None else self._ended_s
+
+    @property
     def assigned_after_s(self) -> float | None:
         """From the call's begin to its last assignment, None if there was none."""
         return None if self._assigned_s is None else self._assigned_s - self._started_s

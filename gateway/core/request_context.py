@@ -3,6 +3,7 @@
 import msgspec
 from starlette.types import Scope
 
+from gateway.core.request_trace import RequestTrace
 from registry.records.api_key import ApiKey
 from registry.records.function import FunctionVersion
 from registry.records.quota import ConcurrencyLease
@@ -26,6 +27,8 @@ class RequestContext(msgspec.Struct):
     start_kind: str = ""
     node: str = ""
     error_code: str = ""
+    trace_id: str = ""  # for the log; of its caller, if it is not traced here
+    trace: RequestTrace | None = None
     lease: ConcurrencyLease | None = None  # of a key with limits
     rate_headers: tuple[tuple[bytes, bytes], ...] = ()
 

@@ -16,6 +16,8 @@ from registry.config.rotation import cluster_secret
 from registry.config.secrets import make_private, redis_password
 from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
+from registry.logs.lines import LogFormat
+from registry.tracing.settings import TracingSettings, tracing_settings
 
 HELP = """Run one gateway: the HTTP server of a Hypercast cluster.
 
@@ -26,7 +28,7 @@ Example:
 """
 # Fields of Options and of GatewaySettings.
 _SAME = (
-    *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level"),
+    *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level", "log_format"),
     *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas", "metrics_port"),
     *("served_copies_bytes", "vllm_metrics", "tenant_metrics"),
 )
@@ -101,6 +103,8 @@ class GatewaySettings:
     body_memory_bytes: int = 512 << 20
     blob_grace_s: float = 6 * 3600.0
     log_level: str = "info"
+    log_format: LogFormat = "text"
+    tracing: TracingSettings = field(default_factory=TracingSettings)
     cast_plan: FixedPlan | None = None
     link_bytes_s: int | None = None
     served_copies_bytes: int = 0
@@ -152,6 +156,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         tls=tls_settings(options),
         admin_key_file=options.admin_key_file or (data and data / "admin.key"),
         audit_file=data and data / "audit" / f"{options.gateway_id.replace('/', '_') or 'gateway'}.log",
+        tracing=tracing_settings(options),
         cast_plan=None if planner is None else parse_fixed_plan(planner),
         link_bytes_s=options.usual_link_rate_bytes_s,
         deadlines=Deadlines(

@@ -5,12 +5,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
+
 from gateway.billing.request_record import BillingFailed, completion_tokens, prompt_tokens
 from gateway.core.contract import Assigned, DispatchError, FunctionCall, Work
 from gateway.core.open_call import OpenCall
 from gateway.core.request_context import RequestContext
+from gateway.core.request_trace import RequestTrace
 from gateway.http.limits import ClientGone
 from gateway.requests.services import Services
+from gateway.requests.spans import call_spans
 from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import InvokeHandler
 from registry.records.function import FunctionVersion
@@ -88,6 +92,10 @@ class BilledRequest:
 
     def run(self, work: Work, prefix: int = 0) -> OpenCall:
         """Return a further call of this request, to be entered by the caller."""
+        trace, span = self.context.trace, None
+        if trace is not None:
+            span = trace.own.child()
+            work = msgspec.structs.replace(work, trace=span.message())
         call = FunctionCall(
             request_id=work.request_id,
             tenant=self.context.caller.tenant,
@@ -96,6 +104,7 @@ class BilledRequest:
             deadlines=self._services.settings.deadlines,
             prefix=prefix,
             most_tokens=self._bound.prompt_tokens + self._bound.completion_tokens,
+            span=span,
         )
         run = self._services.dispatcher.run(call)
         self.runs.append(run)
@@ -167,16 +176,14 @@ class BilledRequest:
 
     async def _bill(self, status: RequestStatus) -> None:
         self._billed = True
-        metrics = self._services.metrics
-        for run in self.runs:
-            metrics.note_call(self.version.function, self.context.start_kind, run, status)
+        self._measure(status)
         quotas, has_lease = self._services.quotas, self.context.lease is not None
         budgeted = has_lease and self.context.caller.spend_limit_nanos is not None
         if has_lease and not budgeted:
             quotas.release(self.context)
         record = await self._services.biller.bill(self.context, self.version, self.runs, status)
         if record is not None:
-            metrics.note_billed(record)
+            self._services.metrics.note_billed(record)
         if status is RequestStatus.OK:  # what failed may have used nothing
             self._learn()
         if budgeted:  # its lease holds the reservation until the cost is in the sums
@@ -193,6 +200,17 @@ class BilledRequest:
                 completion_tokens=completion_tokens(self.runs),
             )
             self._services.quotas.learn(self.version, self.assigned.gpu_type, gpu_us, work)
+
+    def _measure(self, status: RequestStatus) -> None:
+        for run in self.runs:
+            self._services.metrics.note_call(self.version.function, self.context.start_kind, run, status)
+        if self.context.trace is not None:
+            self._record_spans(self.context.trace)
+
+    def _record_spans(self, trace: RequestTrace) -> None:
+        for run in self.runs:
+            for span in call_spans(run, self.context, trace):
+                trace.tracer.record(span)
 
     def _hold(self, held: bool) -> None:
         if held is not self._held:

@@ -10,14 +10,17 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.core.errors import ApiError, translate
 from gateway.core.ids import client_request_id, new_request_id
 from gateway.core.request_context import RequestContext, attach
+from gateway.core.request_trace import caller_trace
 from gateway.core.rights import Right
-from gateway.http.access_log import AccessLog
+from gateway.http.access_log import AccessEntry, AccessLog
 from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
 from gateway.http.limits import ClientGone
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
+from gateway.requests.spans import ServedRequest, request_span
 from gateway.tenants.auth import require_right
 from rdmacast.aio.eager import COMPLETED, Ready, run_within
+from registry.logs.context import LogContext, log_context
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -31,8 +34,10 @@ class RequestMiddleware:
 
     def __init__(self, router: Router, services: Services) -> None:
         self._router = router
-        self._access = AccessLog()
+        settings = services.settings
+        self._access = AccessLog(settings.log_format, settings.gateway_id or "gateway")
         self._services = services
+        self._logs_context = settings.log_format == "json"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = self._services.clock
@@ -44,6 +49,8 @@ class RequestMiddleware:
             received_s=clock.monotonic_s(),
         )
         attach(scope, context)
+        if self._logs_context:
+            log_context.set(LogContext(context.request_id))
         endpoint = self._router.find(scope)
         reply = _ReplySender(send, context, self._services)
         try:
@@ -82,6 +89,8 @@ class RequestMiddleware:
             context.key = auth.known(header) or await auth.authenticate(header)
             slot.tenant = self._services.limiter.charge(context.key.tenant)
             require_right(context.key, endpoint.needs, scope["path"])
+            if self._services.tracing is not None or self._logs_context:
+                self._trace(endpoint, headers, context)
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
             if not (endpoint.metered and context.key.limited):
@@ -91,6 +100,18 @@ class RequestMiddleware:
                     await endpoint(scope, slot.receive, reply.send)
         finally:
             slot.release()
+
+    def _trace(self, endpoint: Endpoint, headers: dict[bytes, bytes], context: RequestContext) -> None:
+        """Begin the request's trace, if it is sampled. Callers without a key cannot use up its rate."""
+        caller, tracing = caller_trace(headers), self._services.tracing
+        if caller is not None:
+            context.trace_id = caller.context.trace_name
+        if tracing is not None and endpoint.path:
+            context.trace = tracing.begin(caller, endpoint.path)
+            if context.trace is not None:
+                context.trace_id = context.trace.own.trace_name
+        if self._logs_context and context.trace_id:
+            log_context.set(LogContext(context.request_id, context.trace_id))
 
     async def _fail(
         self, error: Exception, scope: Scope, reply: "_ReplySender", context: RequestContext
@@ -117,12 +138,26 @@ class RequestMiddleware:
         if endpoint.needs is not Right.NONE:
             path = _logged_path(scope["raw_path"][:_LOGGED_PATH_BYTES])
             self._access.add(
-                f"{context.request_id} {scope['method']} {path} {status} {duration_s * 1000:.1f} ms "
-                f"function={context.function or '-'}:{context.version} start={context.start_kind or '-'} "
-                f"node={context.node or '-'} key={context.key.id if context.key else '-'} "
-                f"client_id={context.client_request_id or '-'} "
-                f"code={context.error_code or '-'}"
+                AccessEntry(
+                    request_id=context.request_id,
+                    trace_id=context.trace_id,
+                    method=scope["method"],
+                    path=path,
+                    status=status,
+                    duration_ms=round(duration_s * 1000, 1),
+                    function=context.function,
+                    version=context.version,
+                    start_kind=context.start_kind,
+                    node=context.node,
+                    key=context.key.id if context.key else "",
+                    client_request_id=context.client_request_id,
+                    code=context.error_code,
+                )
             )
+            if (trace := context.trace) is not None:
+                ended_at = context.received_at + duration_s
+                served = ServedRequest(method=scope["method"], path=path, status=status, ended_at=ended_at)
+                trace.tracer.record(request_span(context, trace, served))
         metrics, code = self._services.metrics, context.error_code or str(status)
         if context.function and endpoint.metered:
             labels = (context.function, str(context.version), context.start_kind, code)
@@ -212,6 +247,8 @@ class _ReplySender:
             self.status = message["status"]
             named = (b"x-request-id", self._context.response_id.encode())
             headers = [*message.get("headers", ()), named, *self._context.rate_headers]
+            if (trace := self._context.trace) is not None:
+                headers.append((b"traceresponse", trace.own.header.encode()))
             message = {**message, "headers": headers}
         elif message.get("more_body", False):
             return self._send(message)

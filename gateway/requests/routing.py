@@ -27,6 +27,7 @@ class Endpoint:
 
     handler: Handler
     needs: Right
+    path: str = ""  # as the table has it; "" if there is no such endpoint
     metered: bool = True
     status: int = 200
     streamed_body: bool = False
@@ -119,6 +120,7 @@ def _endpoint(operation: Operation[H], handler: Handler) -> Endpoint:
     return Endpoint(
         handler=handler,
         needs=operation.needs,
+        path=operation.path,
         metered=operation.needs is not Right.NONE and not operation.path.startswith(_ADMIN),
         status=operation.status,
         streamed_body=operation.streamed_body,

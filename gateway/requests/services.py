@@ -8,6 +8,7 @@ from gateway.core.contract import ClusterOperations
 from gateway.core.executors import Executors, make_executors
 from gateway.core.open_call import Dispatcher
 from gateway.core.request_context import RequestContext
+from gateway.core.request_trace import RequestTracing
 from gateway.core.settings import GatewaySettings
 from gateway.http.drain import InFlightLimiter
 from gateway.http.metrics import Metrics
@@ -25,6 +26,7 @@ from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
 from registry.records.function import FunctionVersion
 from registry.state import State
+from registry.tracing.span import Tracer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class Services:
     vault: SecretVault
     changes: ChangeLog
     watch: WatchHub
+    tracing: RequestTracing | None = None
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
         """Return the encoder of a request's texts."""
@@ -74,6 +77,7 @@ def make_services(
     clock: Clock,
     biller: Biller,
     metrics: Metrics | None = None,
+    tracer: Tracer | None = None,
 ) -> Services:
     """Build the HTTP side's parts."""
     health, leases = biller.health, ConcurrencyLeases(state, clock)
@@ -100,5 +104,6 @@ def make_services(
         executors=make_executors(),
         vault=SecretVault(state, settings.secret),
         watch=WatchHub(cluster, clock, settings.gateway_id),
+        tracing=None if tracer is None else RequestTracing(tracer, settings.tracing, clock.monotonic_s),
         changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

@@ -25,6 +25,7 @@ from invoker.loading.store_access import reach_store
 from rdmacast.aio.groups import cancel_and_discard
 from rdmacast.aio.threads import run_in_thread
 from rdmacast.link_rate import LinkRate
+from registry.records.cast import CastProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +129,15 @@ async def _load_sources(
     setup: NodeSetup, casting: Casting, accounting: Accounting, device_cache: DeviceCache
 ) -> LoadSources:
     settings, config = setup.settings, setup.config
+    publish: Callable[[CastProgress], None] = accounting.publisher.cast_changed
+    if setup.tracing is not None:
+        publish = setup.tracing.starts.watched_casts(publish)
     casts = CastContext(
         node=settings.node_id,
         links=casting.links,
         counters=accounting.counters,
         clock=setup.clock,
-        publish=accounting.publisher.cast_changed,
+        publish=publish,
     )
     return LoadSources(
         node=settings.node_id,

@@ -1,5 +1,6 @@
 """The whole node, from its parts."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -25,6 +26,7 @@ from invoker.publisher import Publisher
 from rdmacast.address import TcpAddress, parse_url
 from registry.channel.client import Channel, ChannelServer
 from registry.records.engine import EngineKind
+from registry.records.instance import InstanceRecord
 
 
 async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publisher, ChannelServer]:
@@ -46,9 +48,14 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         return await open_group(instance, settings.node_id, connect, listener, context)
 
     resources = instance_context(setup, memory.arena, images, accounting.meter, rings, vllm, lead, stack)
-    changed = accounting.publisher.instance_changed
+    tracing = setup.tracing
+    changed: Callable[[InstanceRecord], None] = accounting.publisher.instance_changed
+    if tracing is not None:
+        changed = tracing.starts.watched(changed)
     instances = Instances(settings.node_id, resources, accounting.counters, published=changed)
-    context = StageContext(resources=resources, calls=accounting.calls, instance=instances.get)
+    context = StageContext(
+        resources=resources, calls=accounting.calls, instance=instances.get, tracing=tracing
+    )
     pipelines = HostedPipelines(
         settings.node_id, connect, listener, context, lambda peer: peer in channel.peers
     )
@@ -80,6 +87,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
         disk=images.disk,
         disk_writer=images.disk_writer,
         port_rate=casting.links.connector.port_rate,
+        tracing=tracing,
         engines=(EngineKind.NATIVE, *((EngineKind.VLLM,) if vllm is not None else ())),
     )
     node = Node(dependencies, setup.epoch)

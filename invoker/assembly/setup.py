@@ -9,6 +9,7 @@ from invoker.engine.factory import EngineFactory
 from invoker.loading.fetch_order import LoadSources
 from invoker.memory.arena import Arena
 from invoker.settings import Settings
+from invoker.traces.node import NodeTracing
 from rdmacast.protocol.tls import NodeTls
 from registry.clock import Clock
 from registry.state import ClusterConfig, State
@@ -29,6 +30,7 @@ class NodeSetup:
     channel_tls: NodeTls
     limit_sources: Callable[[LoadSources], LoadSources]
     make_arena: MakeArena | None
+    tracing: NodeTracing | None = None
 
     @property
     def root(self) -> Path:

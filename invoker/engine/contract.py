@@ -12,6 +12,7 @@ import numpy as np
 
 from registry.images.manifest import Manifest
 from registry.messages.sampling import Sampling, TokenLogprob
+from registry.messages.trace import TraceContext
 
 
 class EngineError(Exception):
@@ -70,13 +71,17 @@ class DeviceRegion(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSequence:
-    """A sequence to generate (see registry.messages.node.Generate). Tenants share the prefill fairly."""
+    """A sequence to generate (see registry.messages.node.Generate). Tenants share the prefill fairly.
+
+    `trace` is passed on to what else runs it: other stages, or another engine's server.
+    """
 
     request_id: str
     prompt_ids: Sequence[int]
     generated_ids: Sequence[int]
     sampling: Sampling
     tenant: str = ""
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

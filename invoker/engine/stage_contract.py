@@ -18,6 +18,7 @@ from invoker.engine.contract import EngineError
 from invoker.engine.kv.slices import KvSlice
 from invoker.engine.sampling import SampledToken
 from registry.messages.sampling import Sampling
+from registry.messages.trace import TraceContext
 
 _NUMPY_HAS = frozenset({torch.float32, torch.float16, torch.int64})  # of the dtypes that rows may have
 
@@ -34,8 +35,8 @@ class OpenSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that a stage does not hold yet.
 
     `sequence` is unique in its pipeline; it may grow to `max_tokens` tokens. Where the head is, its tokens
-    are sampled by `sampling`, those after the first `prompt_tokens`. It is run for `call`. `tokens` are all
-    so far if samples depend on them.
+    are sampled by `sampling`, those after the first `prompt_tokens`. It is run for `call`, whose `trace` the
+    stages continue. `tokens` are all so far if samples depend on them.
     """
 
     sequence: str
@@ -44,6 +45,7 @@ class OpenSequence(msgspec.Struct, frozen=True, kw_only=True):
     call: str = ""
     prompt_tokens: int = 0
     tokens: tuple[int, ...] = ()
+    trace: TraceContext | None = None
 
 
 class StageChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from invoker.kv.choice import PrefillRate
 from invoker.memory.arena import Region
 from invoker.metering.accounts import MeterAccount
 from registry.config.handler_spec import HandlerSpec
-from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 from registry.messages.node import StartInstance
 from registry.records.instance import InstanceState
 
@@ -87,7 +87,7 @@ class Forwarder(Protocol):
     """An engine with a server of its own, through which requests pass."""
 
     def forward(
-        self, path: ForwardPath, body: bytes, request_id: str, call: EngineCall
+        self, request: ForwardRequest, call: EngineCall
     ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]: ...
 
 

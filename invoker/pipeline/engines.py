@@ -14,17 +14,23 @@ from invoker.instances.start_context import InstanceContext
 from invoker.links.export_buffer import KvExportBuffer
 from invoker.links.link import StageKey
 from invoker.pipeline.metered import MeteredStage
+from invoker.traces.node import NodeTracing
 from rdmacast.aio.threads import run_in_thread
 from registry.messages.live import MAX_HELD_BYTES
+from registry.tracing.span import AttributeValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
-    """Dependencies of stages. `instance` looks an instance up by its id, or raises NoSuchInstance."""
+    """Dependencies of stages. `instance` looks an instance up by its id, or raises NoSuchInstance.
+
+    `tracing` is None on a node that exports no traces.
+    """
 
     resources: InstanceContext
     calls: Calls
     instance: Callable[[str], Instance]
+    tracing: NodeTracing | None = None
 
 
 @asynccontextmanager
@@ -50,8 +56,21 @@ async def opened_stage(
         )
         join = partial(context.calls.join, instance.account)
         export = exports.exporter(key)
-        with closing(MeteredStage(stage, steps, join, export=export, rate=instance.prefill)) as metered:
+        spans = None if context.tracing is None else context.tracing.stage("stage", _described(key, ranged))
+        made = MeteredStage(stage, steps, join, export=export, rate=instance.prefill, spans=spans)
+        with closing(made) as metered:
             yield metered
+
+
+def _described(key: StageKey, ranged: ModelSpec) -> dict[str, AttributeValue]:
+    first, last = ranged.layers or (0, ranged.manifest.num_layers)
+    return {
+        "hypercast.pipeline": key.pipeline,
+        "hypercast.epoch": key.epoch,
+        "hypercast.stage": key.place,
+        "hypercast.first_layer": first,
+        "hypercast.last_layer": last - 1,
+    }
 
 
 @asynccontextmanager

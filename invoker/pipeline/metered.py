@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -14,6 +14,8 @@ from invoker.engine.kv.slices import in_host_memory
 from invoker.engine.runner import UNBILLED
 from invoker.engine.stage_contract import Stage, StageInput, StageOutput
 from invoker.kv.choice import PrefillRate
+from invoker.traces.stages import StageSpans
+from registry.messages.trace import TraceContext
 
 JoinCall = Callable[[str], EngineCall]  # holds the call of that id; called on the loop's thread
 T = TypeVar("T")
@@ -24,23 +26,28 @@ log = logging.getLogger("invoker.stages")
 class StepCalls:
     """The calls that a thread runs sequences for, each held from `enter` to `release`.
 
-    Constructed on the loop's thread, which owns the calls.
+    Constructed on the loop's thread, which owns the calls. `spans` are those of the sequences.
     """
 
-    def __init__(self, meter: StepMeter, join: JoinCall) -> None:
+    def __init__(self, meter: StepMeter, join: JoinCall, spans: StageSpans | None = None) -> None:
         self._meter = meter
+        self._spans = spans
         self._join = join
         self._loop = asyncio.get_running_loop()
         self._held: dict[str, Future[EngineCall]] = {}
 
-    def enter(self, sequence: str, call_id: str) -> None:
+    def enter(self, sequence: str, call_id: str, trace: TraceContext | None = None) -> None:
         """Request the call from the loop; it has arrived by the end of the sequence's first step."""
         if sequence not in self._held:
+            if trace is not None and self._spans is not None:
+                self._spans.enter(sequence, call_id, trace)
             pending = self._held[sequence] = Future()
             if not self._post(partial(self._join_for, pending, call_id)):
                 pending.set_result(UNBILLED)
 
     def release(self, sequence: str) -> None:
+        if self._spans is not None:
+            self._spans.release(sequence)
         pending = self._held.pop(sequence, None)
         if pending is not None:
             self._post(lambda: pending.result().release())
@@ -49,11 +56,11 @@ class StepCalls:
         for sequence in tuple(self._held):
             self.release(sequence)
 
-    def metered(self, work: Callable[[], T], ran: Iterable[tuple[str, int]]) -> T:
+    def metered(self, work: Callable[[], T], ran: Sequence[tuple[str, int]]) -> T:
         """Run `work`, and divide its duration among the sequences by their tokens."""
         self._meter.start_step()
         try:
-            return work()
+            return work() if self._spans is None or not self._spans.open else self._traced(work, ran)
         finally:
             self._meter.end_step(
                 [
@@ -62,6 +69,17 @@ class StepCalls:
                     if sequence in self._held
                 ]
             )
+
+    def _traced(self, work: Callable[[], T], ran: Sequence[tuple[str, int]]) -> T:
+        """Run `work`, and add its duration to the spans of the sequences."""
+        assert self._spans is not None
+        started_s = time.perf_counter()
+        try:
+            return work()
+        finally:
+            seconds = time.perf_counter() - started_s
+            for sequence, _ in ran:
+                self._spans.add_step(sequence, seconds)
 
     def _join_for(self, pending: "Future[EngineCall]", call_id: str) -> None:
         try:
@@ -93,9 +111,10 @@ class MeteredStage:
         *,
         export: ExportKv | None = None,
         rate: PrefillRate | None = None,
+        spans: StageSpans | None = None,
     ) -> None:
         self.stage = stage
-        self._calls = StepCalls(meter, join)
+        self._calls = StepCalls(meter, join, spans)
         self._export = export
         self._prefilled: set[str] = set()  # sequences whose prompts have run
         self._exported: set[str] = set()  # of them, those exported before the step that closes them
@@ -115,7 +134,7 @@ class MeteredStage:
             self._exported.discard(name)
             self._calls.release(name)
         for opening in step.opened:
-            self._calls.enter(opening.sequence, opening.call)
+            self._calls.enter(opening.sequence, opening.call, opening.trace)
         if not step.chunks:
             return self.stage.run(inputs)
         self._prefilled.update([chunk.sequence for chunk in step.sampled_chunks])

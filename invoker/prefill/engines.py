@@ -12,6 +12,7 @@ from invoker.memory.arena import Region
 from invoker.pipeline.engines import StageContext, model_of
 from invoker.pipeline.metered import StepCalls
 from rdmacast.aio.threads import run_in_thread
+from registry.tracing.span import AttributeValue
 
 _ALIGNMENT = 256
 
@@ -46,7 +47,10 @@ class LayerStageFactory:
     def calls(self) -> StepCalls:
         """Return the calls that these stages' steps are charged to. Raises NoSuchInstance."""
         _, steps, _ = model_of(self._instance)
-        return StepCalls(steps, partial(self._context.calls.join, self._instance.account))
+        tracing = self._context.tracing
+        attributes: dict[str, AttributeValue] = {"hypercast.instance": self._instance.id}
+        spans = None if tracing is None else tracing.stage("prefill layers", attributes)
+        return StepCalls(steps, partial(self._context.calls.join, self._instance.account), spans)
 
     async def make(self, layer: int) -> Stage:
         """Create the stage of a layer once its bytes are loaded. Raises EngineError, NoSuchInstance."""

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from invoker.links.framing import FrameFormat, FrameReader, new_buffer
+from registry.messages.trace import TraceContext
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_TOKENS = 16_384  # of a prompt that is offered
@@ -27,6 +28,7 @@ class PromptOffer(msgspec.Struct, frozen=True, array_like=True):
     name: _Name
     call: _Name
     tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    trace: TraceContext | None = None
 
 
 class PromptDrop(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from invoker.engine.stage_contract import (
 from invoker.pipeline.metered import StepCalls
 from invoker.prefill.zigzag_queue import LayerWork, PromptBatch, ZigZagQueue
 from registry.messages.sampling import Sampling
+from registry.messages.trace import TraceContext
 
 CHUNK_TOKENS = 2048  # prompt tokens of a step of one layer
 FAULTS = (EngineError, RuntimeError, MemoryError)  # of a step, or of a copy without room
@@ -63,9 +64,9 @@ class LayerChain:
         assert stage.layers == (len(self), len(self) + 1), stage
         self._stages.append(stage)
 
-    def enter(self, name: str, call_id: str) -> None:
+    def enter(self, name: str, call_id: str, trace: TraceContext | None = None) -> None:
         """Charge the prompt's steps to that call, until `drop`. Idempotent."""
-        self._calls.enter(name, call_id)
+        self._calls.enter(name, call_id, trace)
 
     def run(self, layer: int, chunk: PromptChunk, rows: torch.Tensor) -> torch.Tensor:
         """Run a chunk through a layer; return its output rows.
@@ -163,10 +164,10 @@ class LoadedLayers:
         self.chain.append(stage)
         self._queue.set_loaded_layers(len(self.chain))
 
-    def add(self, name: str, call_id: str, ids: torch.Tensor) -> None:
+    def add(self, name: str, call_id: str, ids: torch.Tensor, trace: TraceContext | None = None) -> None:
         """Queue a prompt. Raises ValueError if its name is queued already."""
         self._queue.add(PromptBatch(name=name, tokens=len(ids)))
-        self.chain.enter(name, call_id)
+        self.chain.enter(name, call_id, trace)
         self._rows[name] = ids
 
     def take(self) -> TakenPrompt | None:

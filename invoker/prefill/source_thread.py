@@ -220,9 +220,10 @@ class SourceThread(WireThread[PairMessage]):
                 return
             prompt.offered = True
             self._free_pages -= prompt.pages
-            ids, call = torch.tensor(prompt.tokens, dtype=torch.int64), prompt.sequence.request_id
+            ids, sequence = torch.tensor(prompt.tokens, dtype=torch.int64), prompt.sequence
+            call, trace = sequence.request_id, sequence.trace
             if self._own is not None:
-                self._own.add(prompt.name, call, ids)
+                self._own.add(prompt.name, call, ids, trace)
             else:
-                offer = PromptOffer(prompt.name, call, tokens)
+                offer = PromptOffer(prompt.name, call, tokens, trace)
                 self._wire.send(encode(offer), ids.view(torch.uint8).numpy().data)

@@ -48,9 +48,10 @@ class TargetWorker(WireThread[PairMessage]):
 
     def _on_frame(self, frame: LinkFrame[PairMessage]) -> None:
         match frame.message:
-            case PromptOffer(name=name, call=call):
+            case PromptOffer(name=name, call=call, trace=trace):
                 try:
-                    self._loaded.add(name, call, torch.frombuffer(frame.payload, dtype=torch.int64))
+                    ids = torch.frombuffer(frame.payload, dtype=torch.int64)
+                    self._loaded.add(name, call, ids, trace)
                 except ValueError as error:
                     raise LinkLost(f"a prompt was offered twice: {error}") from error
             case PromptDrop(name=name):

@@ -12,6 +12,7 @@ import msgspec
 from invoker.engine.contract import EngineError, NewSequence, TokenOutput
 from invoker.vllm.events import DONE, BadAnswer, EventSplitter, ServerRefused, decode_event, refused
 from registry.messages.forward import cache_salt
+from registry.messages.trace import TraceContext
 
 MAX_BODY_BYTES = 64 << 20
 _CONNECT_S = 10.0
@@ -55,14 +56,17 @@ class VllmClient:
             return False
 
     @asynccontextmanager
-    async def post(self, path: str, body: bytes) -> AsyncGenerator[httpx2.Response, None]:
-        """Send a JSON body; yield the response, whose body is read by the caller."""
+    async def post(
+        self, path: str, body: bytes, trace: TraceContext | None = None
+    ) -> AsyncGenerator[httpx2.Response, None]:
+        """Send a JSON body; yield the response, whose body is read by the caller.
+
+        A server that exports traces itself continues `trace`.
+        """
         if self._http.is_closed:  # with its instance, which the call has outlived
             raise ServerLost("vLLM's server was stopped")
         try:
-            async with self._http.stream(
-                "POST", path, content=body, headers={"content-type": "application/json"}
-            ) as response:
+            async with self._http.stream("POST", path, content=body, headers=_headers(trace)) as response:
                 yield response
         except httpx2.HTTPError as error:
             if _takes_no_connections(error):
@@ -75,7 +79,7 @@ class VllmClient:
         The last has a `finish_reason`. Raises ServerRefused.
         """
         body = msgspec.json.encode(completion_request(sequence, self.name))
-        async with self.post("/v1/completions", body) as response:
+        async with self.post("/v1/completions", body, sequence.trace) as response:
             if response.status_code != 200:
                 raise refused(response.status_code, await read_body(response))
             splitter, is_over = EventSplitter(), False
@@ -89,6 +93,15 @@ class VllmClient:
                         is_over = bool(outputs[-1].finish_reason)
                         yield outputs
             raise ServerLost("vLLM's server ended a stream early")
+
+
+def _headers(trace: TraceContext | None) -> dict[str, str]:
+    headers = {"content-type": "application/json"}
+    if trace is not None:
+        headers["traceparent"] = trace.parent
+        if trace.state:
+            headers["tracestate"] = trace.state
+    return headers
 
 
 def _takes_no_connections(error: BaseException | None) -> bool:

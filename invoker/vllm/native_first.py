@@ -16,7 +16,7 @@ from invoker.vllm.client import ServerLost
 from invoker.vllm.runner import VllmRunner
 from rdmacast.aio.groups import cancel_and_wait
 from rdmacast.aio.shielded import run_shielded
-from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 
 
 class NativeFirst:
@@ -95,11 +95,11 @@ class NativeFirst:
                 yield output
 
     async def forward(
-        self, path: ForwardPath, body: bytes, request_id: str, call: EngineCall
+        self, request: ForwardRequest, call: EngineCall
     ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]:
         """Pass a request through to vLLM, once it is ready."""
         await asyncio.wait([self._starting])
-        async with aclosing(self._started().forward(path, body, request_id, call)) as replies:
+        async with aclosing(self._started().forward(request, call)) as replies:
             async for reply in replies:
                 yield reply
 

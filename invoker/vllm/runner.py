@@ -16,7 +16,7 @@ from invoker.vllm.events import BadAnswer, ForwardedStream, TokenUsage, prepare_
 from invoker.vllm.intervals import TokenIntervals
 from invoker.vllm.server import VllmServer
 from rdmacast.aio.shielded import run_shielded
-from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
 
 
 class VllmRunner:
@@ -63,19 +63,19 @@ class VllmRunner:
         yield last
 
     async def forward(
-        self, path: ForwardPath, body: bytes, request_id: str, call: EngineCall
+        self, request: ForwardRequest, call: EngineCall
     ) -> AsyncGenerator[ForwardedHead | ForwardedChunk, None]:
         """Pass a request through; yield the head, then the whole body, or the events of a stream.
 
         Raises ServerLost, ServerRefused for an error within a stream, ValueError for a body that is no JSON
         object.
         """
-        request = prepare_request(body, request_id)
-        stream = ForwardedStream(wants_usage=request.wants_usage, wants_each=request.wants_each)
+        prepared = prepare_request(request.body, request.request_id)
+        stream = ForwardedStream(wants_usage=prepared.wants_usage, wants_each=prepared.wants_each)
         try:
             async with (
-                self._metered(call, counts=request.streams),
-                self._server.client.post(path, request.body) as response,
+                self._metered(call, counts=prepared.streams),
+                self._server.client.post(request.path, prepared.body, request.trace) as response,
             ):
                 content_type = response.headers.get("content-type", "application/json")
                 head = ForwardedHead(status=response.status_code, content_type=content_type)

@@ -50,6 +50,16 @@ def _lease(text: str) -> float:
     return seconds
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise InvalidRecord(f"{text!r} is not between 0 and 1")
+    return share
+
+
 def _interval(text: str) -> float:
     seconds = parse_duration(text)
     if not 0.1 <= seconds <= 86_400:
@@ -62,6 +72,7 @@ INTERVAL = Parsed("duration", _interval)
 LEASE = Parsed("seconds", _lease)
 SIZE = Parsed("size", parse_size)
 RATE = Parsed("rate", parse_rate)
+SHARE = Parsed("share", _share)
 PORT = whole_number("port", 0, 65535)
 FILE = click.Path(path_type=Path)
 

@@ -20,6 +20,7 @@ from registry.config.option_types import (
     LEASE,
     PORT,
     RATE,
+    SHARE,
     SIZE,
     Flag,
     PlatformCommand,
@@ -37,6 +38,7 @@ GATEWAY_INVOKER = (*GATEWAY, *INVOKER)
 ALL = (*UP, *GATEWAY, *INVOKER)
 COUNT = whole_number("n", 0, 1 << 31)
 NODE_COUNT = whole_number("n", 1, 4096)
+LOG_COUNT = whole_number("n", 1, 100)
 LOG_LEVEL = click.Choice(("debug", "info", "warning", "error"))
 
 
@@ -79,6 +81,11 @@ class Options:
         SIZE,
         shown="half of the machine's",
     )
+
+    log_bytes: int = flag(
+        "--log-size", UP, "Size from which a log file is rotated (0B: never).", SIZE, default="64MiB"
+    )
+    log_files: int = flag("--log-files", UP, "Older files kept of each log.", LOG_COUNT, default=4)
 
     # --- shared by the processes
     host: str = flag("--host", UP_GATEWAY, "Address to listen on.", default="127.0.0.1")
@@ -184,6 +191,30 @@ class Options:
         "--grace", GATEWAY_INVOKER, "Time for requests in flight on SIGTERM.", DURATION, default="30s"
     )
     log_level: str = flag("--log-level", GATEWAY_INVOKER, "Level of the log.", LOG_LEVEL, default="info")
+    log_format: Literal["text", "json"] = flag(
+        "--log-format",
+        ALL,
+        "Lines of the log: text, or JSON with the ids of request and trace.",
+        click.Choice(("text", "json")),
+        default="text",
+    )
+    otlp_endpoint: str | None = flag(
+        "--otlp-endpoint",
+        ALL,
+        "Collector that gets traces by OTLP over HTTP, such as http://127.0.0.1:4318.",
+        shown="no traces",
+        metavar="URL",
+    )
+    trace_sample: float = flag(
+        "--trace-sample",
+        UP_GATEWAY,
+        "Share of the requests to trace, 0 to 1, beside those that their callers trace.",
+        SHARE,
+        default="1",
+    )
+    trace_rate: int = flag(
+        "--trace-rate", UP_GATEWAY, "Most requests that a gateway traces a second.", COUNT, default=20
+    )
 
     # --- the gateway
     gateway_id: str = flag(

@@ -7,4 +7,5 @@
 - `live`: pipelines, stages and calls that move between nodes
 - `node`: instances, calls, logs and status
 - `sampling`: how the tokens of a sequence are sampled
+- `trace`: the trace that a request belongs to
 """

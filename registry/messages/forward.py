@@ -4,6 +4,7 @@ import hashlib
 from typing import Literal
 
 from registry.messages.base import Message
+from registry.messages.trace import TraceContext
 
 ForwardPath = Literal["/v1/completions", "/v1/chat/completions"]
 
@@ -26,6 +27,7 @@ class ForwardRequest(Message, frozen=True, kw_only=True):
     instance_id: str
     path: ForwardPath
     body: bytes
+    trace: TraceContext | None = None
 
 
 class ForwardedHead(Message, frozen=True, kw_only=True):

@@ -29,6 +29,9 @@ Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`, `u
 `out_of_memory`, `bad_request`, `handler_error`, `handler_not_allowed`, `draining`, `overloaded`,
 `no_tokenizer`, `no_such_pipeline`, `pipeline_lost` (a stage was lost: the call is retried elsewhere),
 `internal`.
+
+A request with a `trace` has spans of the node, and of what else runs it. A node of an earlier release
+ignores it.
 """
 
 from typing import Annotated, Literal
@@ -63,6 +66,7 @@ from registry.messages.live import (
     StageOpened,
 )
 from registry.messages.sampling import Sampling, TokenLogprob
+from registry.messages.trace import TraceContext
 from registry.records.engine import EngineKind
 from registry.records.instance import InstanceGroup
 from registry.records.node import NodeRecord
@@ -131,6 +135,7 @@ class Generate(Message, frozen=True, kw_only=True):
     pipeline: Annotated[str, msgspec.Meta(max_length=160)] = ""
     kv: KvLocation | None = None
     hand_off: bool = False
+    trace: TraceContext | None = None
 
 
 class Array(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +163,7 @@ class Compute(Message, frozen=True, kw_only=True):
     pixels: Array | None = None
     pooling: str = "mean"
     normalize: bool = True
+    trace: TraceContext | None = None
 
 
 class InvokeHandler(Message, frozen=True, kw_only=True):
@@ -167,6 +173,7 @@ class InvokeHandler(Message, frozen=True, kw_only=True):
     instance_id: str
     body: bytes
     timeout_s: float = 300.0
+    trace: TraceContext | None = None
 
 
 class TailLogs(Message, frozen=True, kw_only=True):

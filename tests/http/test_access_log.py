@@ -8,8 +8,12 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from gateway.http.access_log import AccessLog
+from gateway.http.access_log import AccessEntry, AccessLog
 from tests.fixtures.gateway_http import gateway
+
+ENTRY = AccessEntry(
+    request_id="req-1", method="GET", path="/v1/models", status=200, duration_ms=1.25, key="k"
+)
 
 
 class Lines(io.StringIO):
@@ -50,9 +54,9 @@ async def test_a_log_that_cannot_be_written_fails_no_request(caplog: pytest.LogC
     log = AccessLog()
     with redirect_stderr(Full()):
         for _ in range(600):
-            log.add("x")
+            log.add(ENTRY)
         log.flush()
     with redirect_stderr(Lines()) as lines:
-        log.add("y")
+        log.add(ENTRY)
         log.flush()
     assert len(lines.getvalue().splitlines()) == 1

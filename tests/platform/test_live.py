@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.otlp import OtlpReceiver, otlp_receiver
 from tests.fixtures.platform import Platform
 
 NODES = 4
@@ -25,14 +26,25 @@ class Answer:
     ids: tuple[int, ...]
     start_kind: str
     request_id: str
+    trace_id: str
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Platform]:
-    """Four nodes on four hosts; over their links the model takes 16 s."""
+def receiver() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, root: Path, receiver: OtlpReceiver) -> Iterator[Platform]:
+    """Four nodes on four hosts, which export traces; over their links the model takes 16 s."""
     made = Platform(
         data=tmp_path_factory.mktemp("four") / "data",
-        flags=("--nodes", str(NODES), "--hosts", str(NODES), "--link-rate", "8mbit"),
+        flags=(
+            *("--nodes", str(NODES), "--hosts", str(NODES), "--link-rate", "8mbit"),
+            *("--otlp-endpoint", receiver.endpoint),
+        ),
+        env={"OTEL_BSP_SCHEDULE_DELAY": "100"},
     )
     made.up()
     try:
@@ -73,6 +85,7 @@ def ask(four: Platform, prompt: str) -> Answer:
         ids=tuple(response.json()["choices"][0]["token_ids"]),
         start_kind=response.headers["x-start-kind"],
         request_id=response.headers["x-request-id"],
+        trace_id=response.headers.get("traceresponse", "--").split("-")[1],
     )
 
 
@@ -105,6 +118,17 @@ def expected(four: Platform) -> dict[str, tuple[int, ...]]:
     return answers
 
 
+def check_trace(receiver: OtlpReceiver, trace_id: str, nodes: list[str]) -> None:
+    """Check that one trace has the gateway, the node with the head and the stages of both nodes."""
+    spans = receiver.trace(trace_id, "POST /v1/completions", f"text_completion {MODEL}", "generate", "stage")
+    by_id = {span.span_id: span for span in spans}
+    runs = [span for span in spans if span.name == "generate" and "hypercast.pipeline" in span.attributes]
+    stages = [span for span in spans if span.name == "stage"]
+    assert {by_id[run.parent_id].service for run in runs} == {"hypercast-gateway"}
+    assert {span.instance for span in stages} == set(nodes) >= {run.instance for run in runs}
+    assert {stage.parent_id for stage in stages} <= {run.span_id for run in runs}
+
+
 def stop(four: Platform) -> None:
     four.run("scale", MODEL, "--instances", "0")
     four.until("none runs it", lambda: not four.instances(MODEL))
@@ -128,7 +152,7 @@ def test_requests_wait_at_a_node_that_loads_alone(
 
 
 def test_requests_are_served_while_two_nodes_load_and_notice_nothing(
-    four: Platform, expected: dict[str, tuple[int, ...]]
+    four: Platform, expected: dict[str, tuple[int, ...]], receiver: OtlpReceiver
 ) -> None:
     (first, *others) = holders(four)
     second = others[0] if others else next(node["id"] for node in four.nodes() if node["id"] != first)
@@ -162,5 +186,6 @@ def test_requests_are_served_while_two_nodes_load_and_notice_nothing(
     records = [four.json("usage", "show", answer.request_id) for answer in live]
     assert all({part["node"] for part in record["gpu"]} >= set(cold) for record in records)
     assert {record["start_kind"] for record in records} == {"live"}
+    check_trace(receiver, next(answer.trace_id for answer in live if answer.trace_id), cold)
     four.run("scale", MODEL, "--instances", "0")
     four.run("usage", "check", "--wait", "60s")

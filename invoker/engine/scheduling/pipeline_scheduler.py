@@ -203,6 +203,7 @@ class PipelineScheduler:
             call=request_id,
             prompt_tokens=len(live.tokens) - live.generated,
             tokens=tuple(live.tokens) if sampling.counts_tokens else (),
+            trace=live.request.trace,
         )
 
     def _ids(self, chunks: Sequence[Chunk]) -> torch.Tensor:

@@ -20,6 +20,7 @@ from gateway.core.settings import parse as parse_gateway
 from invoker.settings import parse_settings
 from registry.config.options import FLAGS, Options, decode_options, encode_options
 from registry.errors import InvalidRecord
+from registry.tracing.settings import TracingSettings
 from registry.units.durations import parse_duration
 
 
@@ -89,6 +90,19 @@ def test_every_option_reaches_the_processes_as_it_was_given(tmp_path: Path) -> N
     assert gateway.admin_key_file == given.data_dir / "admin.key"
 
 
+def test_traces_and_logs_are_alike_in_all_processes(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x" * 40)
+    joined = Joined(redis_url="redis://h", secret_file=tmp_path / "secret")
+    wanted = {"otlp_endpoint": "http://c:4318", "trace_sample": 0.25, "trace_rate": 3, "log_format": "json"}
+    given = settings(nodes=1, **wanted)
+    gateway = parse_gateway(arguments(given.of_gateway("gateway", 8001, joined)), {})
+    (node,) = (parse_settings(arguments(one), {}) for one in given.of_nodes(joined).values())
+    assert gateway.tracing == TracingSettings(url="http://c:4318/v1/traces", share=0.25, rate=3)
+    assert (node.tracing.url, node.log_format, gateway.log_format) == (gateway.tracing.url, "json", "json")
+    with pytest.raises(SystemExit):
+        parse_gateway(["--redis-url", "redis://h", "--store", "/s", "--trace-sample", "1.5"], {})
+
+
 def test_each_gateway_has_a_metrics_port_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x" * 40)
     joined = Joined(redis_url="redis://h", secret_file=tmp_path / "secret")
@@ -129,6 +143,7 @@ def test_every_flag_is_taken_by_a_command_and_has_a_help() -> None:
         ({"device": "cuda", "gpus": 1, "nodes": 2}, "more than the 1 GPUs"),
         ({"nodes": 2, "hosts": 1, "link_rate_bytes_s": 1}, "--link-rate"),
         ({"shm_dir": Path("/proc/nowhere")}, "--shm-dir /proc/nowhere"),
+        ({"otlp_endpoint": "collector:4318"}, "--otlp-endpoint is no URL"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -11,17 +11,19 @@ import pytest
 from registry.errors import RemoteError
 from registry.messages.live import HandOffCalls, PipelineOpened
 from registry.messages.node import CallsUsed, EndCalls, Generate, StopInstance
+from registry.tracing.context import SpanContext
+from tests.fixtures.otlp import otlp_receiver
 from tests.fixtures.patience import PATIENCE_S
 from tests.fixtures.stages import Answer, answer, live_cluster
 from tests.fixtures.zigzag import Pair, WatchedEngines
 
 
 @asynccontextmanager
-async def pair_of(folder: Path, kind: str, layers: int) -> AsyncIterator[Pair]:
+async def pair_of(folder: Path, kind: str, layers: int, *flags: str) -> AsyncIterator[Pair]:
     """Yield a pair: the target has loaded `layers` layers; the source is ready, but its engine waits."""
     async with (
         asyncio.timeout(2 * PATIENCE_S),
-        live_cluster(folder, kind, 2, make_engines=WatchedEngines) as live,
+        live_cluster(folder, kind, 2, make_engines=WatchedEngines, flags=flags) as live,
     ):
         pair = Pair(live)
         pair.target.source.release(0, layers)
@@ -86,6 +88,24 @@ async def test_layers_that_land_meanwhile_are_run_too(tmp_path: Path) -> None:
         await asyncio.shield(pair.target.task)  # it is ready, and helps on until the pair is closed
         await finish(pair, requests, asked)
         assert pair.source_engines.engines[0].kept == 3
+
+
+async def test_the_layers_that_the_target_ran_are_in_the_trace_of_a_prompt(tmp_path: Path) -> None:
+    with otlp_receiver() as receiver:
+        gateway = SpanContext(0xABC, 0xDEF)
+        async with (
+            pair_of(tmp_path, "llama", 2, "--otlp-endpoint", receiver.endpoint) as pair,
+            pair.opened(),
+        ):
+            requests = pair.requests(3)
+            requests[1] = msgspec.structs.replace(requests[1], trace=gateway.message())
+            await finish(pair, requests, await ask(pair, requests, 4))
+        spans = receiver.spans(trace_id=gateway.trace_name)
+    (own,) = [span for span in spans if span.name == "generate"]
+    (layers,) = [span for span in spans if span.name == "prefill layers"]
+    assert (own.instance, layers.instance) == ("n1", "n0") and layers.parent_id == own.span_id
+    assert layers.attributes["hypercast.steps"] == 2
+    assert layers.attributes["hypercast.call_id"] == requests[1].request_id
 
 
 async def test_a_target_that_is_lost_loses_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from invoker.engine.contract import EngineError, TokenOutput
@@ -19,7 +20,8 @@ from invoker.vllm.events import ServerRefused
 from invoker.vllm.native_first import NativeFirst
 from invoker.vllm.runner import VllmRunner
 from invoker.vllm.server import VllmServer
-from registry.messages.forward import ForwardedChunk, ForwardedHead
+from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardRequest
+from registry.messages.trace import TraceContext
 from tests.fixtures.engine import sequence
 from tests.fixtures.fake_engine import FakeEngine, HeldCall, StepGate
 from tests.fixtures.patience import PATIENCE_S
@@ -30,6 +32,7 @@ DONE = b"data: [DONE]\n\n"
 END = b'data: {"choices":[{"token_ids":[9],"finish_reason":"length"}]}\n\n'
 TOKEN = b'data: {"choices":[{"token_ids":[8],"finish_reason":null}]}\n\n'
 BODY = b'{"model":"f","stream":true}'
+FORWARDED = ForwardRequest(request_id="r", instance_id="i", path="/v1/completions", body=BODY)
 
 
 def always(*events: bytes) -> Answer:
@@ -42,11 +45,14 @@ def always(*events: bytes) -> Answer:
 
 
 @asynccontextmanager
-async def running(folder: Path, answer: Answer) -> AsyncIterator[tuple[VllmRunner, VllmServer]]:
-    """Run a process that stands for a server, and answer on its socket."""
+async def running(
+    folder: Path, answer: Answer, on_head: Callable[[bytes], None] = lambda _: None
+) -> AsyncIterator[tuple[VllmRunner, VllmServer]]:
+    """Run a process that stands for a server, and answer on its socket; `on_head` gets requests' heads."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        on_head(head)
         length = int(head.partition(b"content-length:")[2].split()[0])
         body = json.loads(await reader.readexactly(length))
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
@@ -90,9 +96,23 @@ async def replies_of(
     """Return the replies, each with what held the call then."""
     async with (
         asyncio.timeout(PATIENCE_S),
-        aclosing(runner.forward("/v1/completions", BODY, "r", call)) as replies,
+        aclosing(runner.forward(FORWARDED, call)) as replies,
     ):
         return [(reply, call.held) async for reply in replies]
+
+
+async def test_the_server_gets_the_trace_of_a_request(tmp_path: Path) -> None:
+    heads: list[bytes] = []
+    trace = TraceContext("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1")
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
+    call = HeldCall()
+    async with running(tmp_path, always(TOKEN, usage, DONE), heads.append) as (runner, _):
+        for request in (FORWARDED, msgspec.structs.replace(FORWARDED, trace=trace)):
+            async with asyncio.timeout(PATIENCE_S), aclosing(runner.forward(request, call)) as replies:
+                assert [reply async for reply in replies]
+    plain, traced = heads
+    assert b"traceparent" not in plain
+    assert f"traceparent: {trace.parent}\r\n".encode() in traced and b"tracestate: vendor=1\r\n" in traced
 
 
 async def test_the_last_reply_has_all_that_was_metered(tmp_path: Path) -> None:
