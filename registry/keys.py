@@ -47,14 +47,15 @@
 | `hc:archive-state` | hash | `serial` of the last change of `hc:archive`, `epoch` of its last writer, |
 | | | `closed`: requests that ended before are added by that writer alone, |
 | | | `alias <tenant>` -> pseudonym of a tenant that is being deleted |
-| `hc:job:<id>` | hash | `record` (JobSpec), `body`, `status`, `attempt` and more of a job (registry/redis/jobs.py) |
+| `hc:job:<id>` | hash | a job: `record` (JobSpec), `body`, `status`, … (registry/redis/jobs.py) |
 | `hc:job-queue:<tenant>` | sorted set | ids of the tenant's jobs that wait, in their order |
 | `hc:job-turns` | sorted set | tenants with such jobs, by their last turn |
 | `hc:jobs-running` | sorted set | ids of jobs that run, by the expiry of their lease (ms) |
 | `hc:jobs-later` | sorted set | ids of jobs that wait for a time (ms) |
 | `hc:jobs-ended` | sorted set | ids of jobs that have ended, by when they are removed (ms) |
 | `hc:job-hooks` | sorted set | ids of jobs with a webhook to deliver, by when it is due (ms) |
-| `hc:job-usage` | hash | `jobs`, `bytes`, `files`, `file-bytes`, `batches` in all, and followed by a tenant; `serial` of turns |
+| `hc:job-usage` | hash | `jobs`, `bytes`, `files`, `file-bytes`, `batches` in all, and with a tenant; |
+| | | `serial` of turns, `jobs-ever` |
 | `hc:job-events` | stream | one entry an event: field = its kind, value = the id of a job or batch |
 | `hc:files` | hash | file id -> FileRecord |
 | `hc:files-of:<tenant>` | sorted set | ids of the tenant's files by their creation |
@@ -64,6 +65,7 @@
 | `hc:batches-open` | set | ids of batches that have not ended |
 | `hc:batches-by-expiry` | sorted set | ids of those that have, by when they are removed (Unix seconds) |
 | `hc:batch:<id>` | hash | fields of BatchCounts, while the batch is open |
+| `hc:batch-lines:<id>` | set | ids of jobs of its lines that have not ended |
 | `hc:batch-results:<id>` | list | LineResult of lines that have ended, until they are in a file |
 """
 
@@ -126,6 +128,7 @@ BATCHES_OF_PREFIX = "hc:batches-of:"
 BATCHES_OPEN = "hc:batches-open"
 BATCHES_BY_EXPIRY = "hc:batches-by-expiry"
 BATCH_PREFIX = "hc:batch:"
+BATCH_LINES_PREFIX = "hc:batch-lines:"
 BATCH_RESULTS_PREFIX = "hc:batch-results:"
 
 # Approximate length of the feed: a watcher that is further behind takes a new snapshot.
@@ -224,6 +227,10 @@ def batches_of(tenant: str) -> str:
 
 def batch(batch_id: str) -> str:
     return BATCH_PREFIX + batch_id
+
+
+def batch_lines(batch_id: str) -> str:
+    return BATCH_LINES_PREFIX + batch_id
 
 
 def batch_results(batch_id: str) -> str:

@@ -450,8 +450,8 @@ class JobState(Protocol):
         """End a job that waits, with this outcome, and mark one that runs; return it. Raises NotFound."""
         ...
 
-    async def claim_hooks(self, limit: int, *, ttl_s: float) -> HookClaims:
-        """Claim webhooks that are due for `ttl_s`; after that they are due again."""
+    async def claim_hooks(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> HookClaims:
+        """Claim webhooks that are due for `ttl_s`, none of the tenants `without`; then they are due again."""
         ...
 
     async def end_hook(
@@ -505,6 +505,10 @@ class FileState(Protocol):
 
     async def open_batches(self) -> list[str]:
         """Return the ids of the batches that have not ended."""
+        ...
+
+    async def batch_lines(self, batch_id: str) -> list[str]:
+        """Return the ids of the jobs of its lines that have not ended."""
         ...
 
     async def batch_results(self, batch_id: str, limit: int) -> list[LineResult]:

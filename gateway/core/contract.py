@@ -70,7 +70,8 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it.
 
     Calls of one `prefix` go to the same instance while its load allows; 0 for any. `most_tokens` bounds what
-    a request computes that passes through.
+    a request computes that passes through. A call in the `background` waits until no other waits, and leaves
+    some slots free.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     deadlines: Deadlines = Deadlines()
     prefix: int = 0
     most_tokens: int = 0
+    background: bool = False
 
 
 class WaitStage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from gateway.billing.request_record import Biller
 from gateway.core.audit_writer import AuditWriter
 from gateway.core.contract import ClusterOperations
 from gateway.core.executors import Executors, make_executors
+from gateway.core.job_events import JobEvents
 from gateway.core.open_call import Dispatcher
 from gateway.core.request_context import RequestContext
 from gateway.core.settings import GatewaySettings
@@ -50,6 +51,7 @@ class Services:
     vault: SecretVault
     changes: ChangeLog
     watch: WatchHub
+    job_events: JobEvents
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
         """Return the encoder of a request's texts."""
@@ -98,5 +100,6 @@ def make_services(
         executors=make_executors(),
         vault=SecretVault(state, settings.secret),
         watch=WatchHub(cluster, clock, settings.gateway_id),
+        job_events=JobEvents(state),
         changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

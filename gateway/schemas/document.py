@@ -34,6 +34,8 @@ _STATUS_TEXTS = {
 _TAGS = (  # of paths, by the first prefix that fits
     ("/v1/", "openai"),
     ("/functions/", "functions"),
+    ("/predictions", "predictions"),
+    ("/webhooks/", "predictions"),
     ("/admin/blobs/", "blobs"),
     ("/admin/usage/", "usage"),
     ("/admin/", "admin"),
@@ -134,7 +136,7 @@ def _operation(op: Operation[Any]) -> Json:
             {"$ref": f"#/components/parameters/{CLIENT_REQUEST_ID.name}"},
         ],
         "responses": {
-            str(op.status): _good(op),
+            **{str(status): _good(op) for status in (op.status, *op.also)},
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses(op))},
         },
     }

@@ -207,11 +207,13 @@ class MemoryJobs(JobState, FileState):
             self._event(JobEventKind.CANCELLING, job_id)
         return await self.job(job_id)
 
-    async def claim_hooks(self, limit: int, *, ttl_s: float) -> HookClaims:
+    async def claim_hooks(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> HookClaims:
         now = self._job_clock.monotonic_s()
-        claimed = []
-        for job_id in _due(self._hooks, now)[:limit]:
+        claimed: list[ClaimedHook] = []
+        for job_id in _due(self._hooks, now):
             stored = self._jobs[job_id]
+            if len(claimed) >= limit or stored.job.spec.tenant in without:
+                continue
             stored.tries += 1
             self._hooks[job_id] = now + ttl_s
             claimed.append(ClaimedHook(job=stored.job, attempt=stored.tries))
@@ -316,6 +318,9 @@ class MemoryJobs(JobState, FileState):
 
     async def open_batches(self) -> list[str]:
         return sorted(batch.id for batch in self._batches.values() if not batch.status.is_final)
+
+    async def batch_lines(self, batch_id: str) -> list[str]:
+        return sorted(id_ for id_, stored in self._jobs.items() if stored.job.spec.batch == batch_id)
 
     async def batch_results(self, batch_id: str, limit: int) -> list[LineResult]:
         return self._results.get(batch_id, [])[:limit]

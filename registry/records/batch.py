@@ -57,9 +57,9 @@ class BatchStatus(StrEnum):
 
 BATCH_TRANSITIONS: dict[BatchStatus, frozenset[BatchStatus]] = {
     BatchStatus.VALIDATING: frozenset(
-        {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLING, BatchStatus.EXPIRED}
+        {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLING}
     ),
-    BatchStatus.IN_PROGRESS: frozenset({BatchStatus.FINALIZING, BatchStatus.CANCELLING, BatchStatus.EXPIRED}),
+    BatchStatus.IN_PROGRESS: frozenset({BatchStatus.FINALIZING, BatchStatus.CANCELLING}),
     BatchStatus.FINALIZING: frozenset({BatchStatus.COMPLETED, BatchStatus.EXPIRED}),
     BatchStatus.CANCELLING: frozenset({BatchStatus.CANCELLED}),
     BatchStatus.COMPLETED: frozenset(),
@@ -104,7 +104,6 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     output_file: str = ""
     error_file: str = ""
     faults: tuple[BatchFault, ...] = ()
-    expired: bool = False  # its time was over before all lines were queued
     times: dict[str, float] = {}  # by status: when it was reached
 
 

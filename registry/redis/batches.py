@@ -125,7 +125,7 @@ end
 if ARGV[6] ~= '' then
   redis.call('SREM', OPEN, id)
   redis.call('ZADD', BATCHES_BY_EXPIRY, ARGV[6], id)
-  redis.call('DEL', RESULTS .. id)
+  redis.call('DEL', RESULTS .. id, LINES .. id)
 end
 event('batch', id)
 return 'queued'
@@ -200,6 +200,9 @@ class RedisBatches(RedisStore):
     async def open_batches(self) -> list[str]:
         return sorted(id_.decode() for id_ in await self._redis.call("SMEMBERS", keys.BATCHES_OPEN))
 
+    async def batch_lines(self, batch_id: str) -> list[str]:
+        return sorted(id_.decode() for id_ in await self._redis.call("SMEMBERS", keys.batch_lines(batch_id)))
+
     async def batch_results(self, batch_id: str, limit: int) -> list[LineResult]:
         raws = await self._redis.call("LRANGE", keys.batch_results(batch_id), 0, limit - 1)
         return [decode(LineResult, raw, keys.BATCH_RESULTS_PREFIX) for raw in raws]
@@ -226,7 +229,8 @@ class RedisBatches(RedisStore):
             [
                 *(before.id, before.tenant, encode(before), encode(after), taken, removed_at),
                 *(bounds.jobs, bounds.job_bytes, sum(len(body) for _, body in lines)),
-                *(len(files), *map(encode, files)),
+                len(files),
+                *[encode(file) for file in files],
                 *jobs,
             ],
             replicated=True,

@@ -37,6 +37,7 @@ from registry.redis.store import WRITE_WHEN_FULL, RedisStore, redis_ttl_ms
 
 # Of one script call: jobs that return to their queues, and that are removed.
 _STEP = 200
+_DUE_HOOKS = 1000  # webhooks that are due among which one script looks
 
 # The parts of all scripts. `enqueue` gives a tenant that had nothing to wait for the present turn. `close`
 # ends a job that has its outcome; what is kept of a line of a batch is its result, in the batch's list.
@@ -45,6 +46,7 @@ local JOB, QUEUE, TURNS = '{keys.JOB_PREFIX}', '{keys.JOB_QUEUE_PREFIX}', '{keys
 local RUNNING, LATER, ENDED = '{keys.JOBS_RUNNING}', '{keys.JOBS_LATER}', '{keys.JOBS_ENDED}'
 local HOOKS, USAGE, EVENTS = '{keys.JOB_HOOKS}', '{keys.JOB_USAGE}', '{keys.JOB_EVENTS}'
 local BATCH, RESULTS = '{keys.BATCH_PREFIX}', '{keys.BATCH_RESULTS_PREFIX}'
+local LINES = '{keys.BATCH_LINES_PREFIX}'
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function text(number) return string.format('%.0f', number) end
@@ -75,6 +77,7 @@ local function add(id, tenant, record, body, hook, batch, kind)
   redis.call('HSET', JOB .. id, 'record', record, 'body', body, 'status', 'queued', 'attempt', 0,
     'tenant', tenant, 'batch', batch, 'order', order, 'bytes', bytes)
   if hook ~= '' then redis.call('HSET', JOB .. id, 'hook', 'waiting') end
+  if batch ~= '' then redis.call('SADD', LINES .. batch, id) end
   count('jobs', tenant, 1)
   count('bytes', tenant, bytes)
   enqueue(id, tenant, order)
@@ -97,6 +100,7 @@ local function close(id)
     line = line .. '}}'
     local status = cjson.decode(outcome).status
     redis.call('RPUSH', RESULTS .. job[2], line)
+    redis.call('SREM', LINES .. job[2], id)
     redis.call('HINCRBY', BATCH .. job[2], status == 'succeeded' and 'completed' or 'failed', 1)
     redis.call('HINCRBY', BATCH .. job[2], 'waiting', 1)
     redis.call('HINCRBY', BATCH .. job[2], 'waiting_bytes', #line)
@@ -288,16 +292,18 @@ return redis.call('HGETALL', JOB .. id)
 """
 )
 
-# ARGV limit ttl-ms
+# ARGV limit ttl-ms step without*
 _CLAIM_HOOKS = LuaScript(
     WRITE_WHEN_FULL
     + JOBS
     + """
-local claimed = {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOOKS, '-inf', text(now), 'LIMIT', 0, ARGV[1])) do
-  if redis.call('EXISTS', JOB .. id) == 0 then
+local claimed, skipped = {}, {}
+for i = 4, #ARGV do skipped[ARGV[i]] = true end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOOKS, '-inf', text(now), 'LIMIT', 0, ARGV[3])) do
+  local tenant = redis.call('HGET', JOB .. id, 'tenant')
+  if not tenant then
     redis.call('ZREM', HOOKS, id)
-  else
+  elseif not skipped[tenant] and #claimed < tonumber(ARGV[1]) then
     redis.call('HINCRBY', JOB .. id, 'tries', 1)
     redis.call('ZADD', HOOKS, text(now + ARGV[2]), id)
     claimed[#claimed + 1] = redis.call('HGETALL', JOB .. id)
@@ -391,8 +397,10 @@ class RedisJobs(RedisStore):
         found = await self._redis.script(_CANCEL, [], [job_id, encode(outcome), result, redis_ttl_ms(keep_s)])
         return _job(job_id, found)
 
-    async def claim_hooks(self, limit: int, *, ttl_s: float) -> HookClaims:
-        claimed, due_ms = await self._redis.script(_CLAIM_HOOKS, [], [limit, redis_ttl_ms(ttl_s)])
+    async def claim_hooks(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> HookClaims:
+        claimed, due_ms = await self._redis.script(
+            _CLAIM_HOOKS, [], [limit, redis_ttl_ms(ttl_s), _DUE_HOOKS, *without]
+        )
         hooks = []
         for found in claimed:
             fields = _fields(found)

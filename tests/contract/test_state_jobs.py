@@ -1,4 +1,4 @@
-"""What every State promises of jobs, files and batches, asked of the one in Redis and of the one in memory."""
+"""What every State promises of jobs, files and batches: the one in Redis and the one in memory."""
 
 import asyncio
 from collections import Counter
@@ -200,9 +200,10 @@ async def test_what_is_removed_makes_room(state: State) -> None:
     (ran,) = await claim(state)
     assert await state.finish_job(ran.lease, GOOD, b"{}", keep_s=SHORT_S)
     assert await state.submit_job(spec("b"), b"{}", one) is Submission.TENANT_FULL
-    async with asyncio.timeout(PATIENCE_S):
-        while (due_in_s := (await state.claim_jobs(1, ttl_s=TTL_S)).due_in_s) is not None:
-            await asyncio.sleep(due_in_s + 0.001)
+    due_in_s = (await state.claim_jobs(1, ttl_s=TTL_S)).due_in_s
+    assert due_in_s is not None
+    await asyncio.sleep(due_in_s + 0.001)
+    assert (await state.claim_jobs(1, ttl_s=TTL_S)).due_in_s is None
     with pytest.raises(NotFound):
         await state.job("a")
     assert await state.submit_job(spec("b"), b"{}", one) is Submission.QUEUED
@@ -229,6 +230,16 @@ async def test_a_webhook_is_due_until_it_is_delivered_or_given_up(state: State) 
     assert (await state.job("a")).hook is HookStatus.DELIVERED
     claims = await state.claim_hooks(5, ttl_s=TTL_S)
     assert claims.hooks == () and claims.due_in_s is None
+
+
+async def test_webhooks_of_tenants_with_enough_are_passed_over(state: State) -> None:
+    await submit(state, "a", webhook="https://example.com/hook")
+    await submit(state, "x", tenant="beta", webhook="https://example.com/hook")
+    for job in await claim(state, 2):
+        await state.finish_job(job.lease, GOOD, b"1", keep_s=KEEP_S)
+    claims = await state.claim_hooks(5, ttl_s=TTL_S, without=["acme"])
+    assert [hook.job.spec.id for hook in claims.hooks] == ["x"]
+    assert [hook.job.spec.id for hook in (await state.claim_hooks(1, ttl_s=TTL_S)).hooks] == ["a"]
 
 
 async def test_watchers_see_what_happens(state: State) -> None:
@@ -311,7 +322,9 @@ async def test_lines_of_a_batch_become_jobs_and_results_once(state: State) -> No
     assert await state.replace_batch(batch(), running(2), lines=lines) is Submission.QUEUED
     assert await state.replace_batch(batch(), running(2), lines=lines) is Submission.EXISTS
     one, two = await claim(state, 2)
+    assert await state.batch_lines("b0") == ["b0-0", "b0-1"]
     assert await state.finish_job(one.lease, GOOD, b'{"ok":1}', keep_s=KEEP_S)
+    assert await state.batch_lines("b0") == ["b0-1"]
     await state.finish_job(two.lease, BAD, b"", keep_s=KEEP_S, bill=bill("req-b0-1"))
     assert await state.settle_job(two.lease, keep_s=KEEP_S)
     assert not await state.finish_job(one.lease, GOOD, b'{"ok":1}', keep_s=KEEP_S)
