@@ -150,8 +150,10 @@ class BatchDriver:
             case Validate():
                 await self._validate(record)
             case QueueLines(lines):
-                if await self._queue(record, lines) in (Submission.FULL, Submission.TENANT_FULL):
-                    return _RETRY_S
+                while await self._queue(record, lines) in (Submission.FULL, Submission.TENANT_FULL):
+                    if lines == 1:
+                        return _RETRY_S
+                    lines = max(1, lines // 4)
             case FlushResults(lines):
                 await self._flush(record, lines)
             case CancelLines():
