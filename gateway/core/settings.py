@@ -192,4 +192,12 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         ),
         limits=RequestLimits(body_bytes=options.max_body_bytes),
         streams=StreamSettings(write_timeout_s=options.write_timeout_s),
+        jobs=JobSettings(
+            at_once=options.jobs_at_once,
+            keep_s=options.jobs_keep_s,
+            job_bytes=options.jobs_memory_bytes,
+            file_bytes=options.files_size_bytes,
+            files_keep_s=options.files_keep_s,
+            hook_allow=tuple(filter(None, map(str.strip, options.webhook_allow.split(",")))),
+        ),
     )

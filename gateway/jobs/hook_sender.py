@@ -23,7 +23,7 @@ _log = logging.getLogger("hypercast.gateway")
 
 _GONE = 410  # the receiver wants no more of them
 _CONNECT_S, _TOTAL_S = 5.0, 15.0
-_LEASE_S = 60.0
+_LEASE_S = 20.0  # more than _TOTAL_S
 _RETRY_S = 0.5  # after the shared state was unavailable
 _RETURN_TIMEOUT_S = 2.0
 _MAX_ANSWER_BYTES = 1 << 16  # what is read of an answer
