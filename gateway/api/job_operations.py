@@ -32,7 +32,7 @@ JOB_OPERATIONS: tuple[Operation[Handlers], ...] = (
         jobs.Prediction,
         needs=Right.CALL,
         parameters=(p.PREDICTION, p.PREFER),
-        failures=(404,),
+        failures=(404, 422),
         rated=True,
     ),
     Operation(

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from gateway.api.routes_files import own_file, page_of
 from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
 from gateway.core.request_context import request_context
+from gateway.core.settings import JobSettings
 from gateway.http.limits import decode, read_body
 from gateway.requests.services import Services
 from gateway.schemas.jobs import (
@@ -37,8 +38,11 @@ class BatchRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._settings = services.settings.jobs
         self._decoder = msgspec.json.Decoder(CreateBatch)
+
+    @property
+    def _settings(self) -> JobSettings:
+        return self._services.settings.jobs
 
     async def create(self, request: Request) -> BatchObject:
         """Create a batch of a file."""

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.core.errors import ApiError, BadRequest, TooMany
 from gateway.core.request_context import request_context
+from gateway.core.settings import JobSettings
 from gateway.http.limits import content_length, too_large
 from gateway.http.multipart import UploadForm
 from gateway.http.sse import ByteStream
@@ -33,7 +34,10 @@ class FileRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._settings = services.settings.jobs
+
+    @property
+    def _settings(self) -> JobSettings:
+        return self._services.settings.jobs
 
     async def upload(self, request: Request) -> FileObject:
         """Store the file of a form."""

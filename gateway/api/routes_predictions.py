@@ -2,6 +2,7 @@
 
 import re
 import secrets
+from functools import cached_property
 
 import msgspec
 from starlette.requests import Request
@@ -9,9 +10,10 @@ from starlette.responses import Response
 
 from gateway.core.errors import ApiError, Conflicting, TooMany, Unprocessable
 from gateway.core.request_context import request_context
+from gateway.core.settings import JobSettings
 from gateway.http.limits import decode, read_body
 from gateway.http.responses import json_response
-from gateway.jobs.destinations import DestinationRefused, parse_destinations
+from gateway.jobs.destinations import DestinationRefused, HookDestinations, parse_destinations
 from gateway.jobs.outcomes import cancelled
 from gateway.jobs.predictions import prediction_job_id, prediction_of
 from gateway.jobs.signatures import secret_text, tenant_secret
@@ -31,9 +33,15 @@ class PredictionRoutes:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._settings = services.settings.jobs
-        self._destinations = parse_destinations(self._settings.hook_allow)
         self._decoder = msgspec.json.Decoder(PredictionRequest)
+
+    @property
+    def _settings(self) -> JobSettings:
+        return self._services.settings.jobs
+
+    @cached_property
+    def _destinations(self) -> HookDestinations:
+        return parse_destinations(self._settings.hook_allow)
 
     async def create(self, request: Request) -> Response:
         """Queue a call under an id of ours."""
@@ -45,7 +53,7 @@ class PredictionRoutes:
 
     async def get(self, request: Request) -> Prediction:
         """Return a prediction; with `Prefer: wait` once it has ended, or after that time."""
-        job, wait_s = await self._job(request), _wait_s(PREFER.text(request), default_s=0.0)
+        job, wait_s = await self._job(request), _wait_s(PREFER.read(request), default_s=0.0)
         if wait_s and not job.status.is_final:
             job = await self._services.job_events.wait_ended(job.spec.id, wait_s)
         return prediction_of(job)
@@ -93,7 +101,7 @@ class PredictionRoutes:
         submission = await self._services.state.submit_job(spec, call, settings.bounds)
         if submission in (Submission.FULL, Submission.TENANT_FULL):
             raise queue_full(submission)
-        wait_s = _wait_s(PREFER.text(request), default_s=_MAX_WAIT_S)
+        wait_s = _wait_s(PREFER.read(request), default_s=_MAX_WAIT_S)
         job = await self._services.job_events.wait_ended(spec.id, wait_s)
         if submission is Submission.EXISTS and (job.spec.model, job.body) != (payload.model, call):
             raise Conflicting(f"there is a prediction {name!r} with another model or input")
