@@ -4,7 +4,7 @@ from gateway.api.handlers import Handlers
 from gateway.core.rights import Right
 from gateway.schemas import jobs
 from gateway.schemas import parameters as p
-from gateway.schemas.operations import BYTES, Operation
+from gateway.schemas.operations import BYTES, FORM, Operation
 
 # What a caller stores and has run is its own; each call is in the ledger.
 _CALLS = "a call, or what calls need"
@@ -77,7 +77,7 @@ JOB_OPERATIONS: tuple[Operation[Handlers], ...] = (
         "Store a file",
         jobs.FileObject,
         needs=Right.CALL,
-        body=("multipart/form-data",),
+        body=(FORM,),
         failures=(507,),
         streamed_body=True,
         unaudited=_CALLS,

@@ -19,6 +19,7 @@ SCRIPT = "text/javascript"
 SVG = "image/svg+xml"
 BYTES = "application/octet-stream"
 CSV = "text/csv"
+FORM = "multipart/form-data"
 PARQUET = "application/vnd.apache.parquet"
 
 H = TypeVar("H")

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from standardwebhooks import Webhook
 
 from registry.records.usage import RequestRecord, RequestStatus
@@ -169,5 +170,48 @@ async def test_each_call_ends_once_with_one_bill_whatever_is_killed(killed: Plat
             message = Webhook(secret).verify(hook.body, hook.headers)
             data = message["data"]
             assert data["output"] == results[data["request_id"]]  # repeated ones say the same
+    checked = await asyncio.to_thread(killed.run, "usage", "check")
+    assert checked.returncode == 0
+
+
+async def test_each_line_of_a_batch_ends_once_whatever_is_killed(killed: Platform) -> None:
+    lines = 300
+    calls = [
+        {
+            "custom_id": f"{number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "coder", "prompt": f"x{number} = ", "max_tokens": 2, "ignore_eos": True},
+        }
+        for number in range(lines)
+    ]
+    content = "\n".join(map(json.dumps, calls)).encode()
+    async with clients(killed) as https:
+        upload = {"files": {"file": ("calls.jsonl", content)}, "data": {"purpose": "batch"}}
+        file = await persistently(https, "POST", "/v1/files", **upload)
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = await persistently(https, "POST", "/v1/batches", json=asked)
+        path = f"/v1/batches/{batch['id']}"
+        victims = [("gateway", 40), ("redis", 90), ("node-1", 140), ("gateway-1", 190)]
+        while (found := await persistently(https, "GET", path))["status"] != "completed":
+            assert found["status"] in ("validating", "in_progress", "finalizing"), found
+            if victims and found["request_counts"]["completed"] >= victims[0][1]:
+                await asyncio.to_thread(kill, killed, victims.pop(0)[0])
+            await asyncio.sleep(0.05)
+        assert found["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
+        assert found["error_file_id"] is None and not victims
+        client = AsyncOpenAI(
+            base_url=f"{urls(killed)[0]}/v1",
+            api_key=killed.key,
+            max_retries=20,
+            http_client=DefaultAsyncHttpxClient(verify=NO_AUTHORITY, trust_env=False),
+        )
+        async with client:
+            output = await client.files.content(found["output_file_id"])
+        results = [json.loads(line) for line in output.text.splitlines()]
+        assert Counter(one["custom_id"] for one in results) == Counter(map(str, range(lines)))
+        ids = {one["response"]["request_id"] for one in results}
+        bills = await bills_of(killed, ids)
+        assert Counter(bill.request_id for bill in bills) == Counter(ids) and len(ids) == lines
     checked = await asyncio.to_thread(killed.run, "usage", "check")
     assert checked.returncode == 0
