@@ -14,12 +14,16 @@
 - `function_operations`: the operations on functions, secrets and blobs
 - `function_view`: a function as the API shows it
 - `handlers`: the handlers of one gateway
+- `job_operations`: the operations on predictions, files and batches
 - `operations`: the table of all operations
+- `routes_batches`: /v1/batches
 - `routes_embeddings`: /v1/embeddings
+- `routes_files`: /v1/files
 - `routes_functions`: the generic invoke
 - `routes_generate`: completions and chat
 - `routes_models`: /v1/models
 - `routes_quote`: the price of a request before it runs
+- `routes_predictions`: /predictions
 - `routes_system`: probes, metrics, OpenAPI
 - `routes_ui`: the console's files
 - `routes_watch`: the event stream of what the console shows

@@ -16,10 +16,13 @@ from gateway.api.admin_usage import UsageRoutes
 from gateway.api.blob_collector import BlobCollector
 from gateway.api.handlers import Handlers
 from gateway.api.operations import OPERATIONS, WATCHED, client_operations
+from gateway.api.routes_batches import BatchRoutes
 from gateway.api.routes_embeddings import EmbeddingRoutes
+from gateway.api.routes_files import FileRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
+from gateway.api.routes_predictions import PredictionRoutes
 from gateway.api.routes_quote import QuoteRoutes
 from gateway.api.routes_system import SystemRoutes
 from gateway.api.routes_ui import UiRoutes
@@ -98,4 +101,7 @@ def make_handlers(
         audit=AuditRoutes(services),
         watch=WatchRoutes(services),
         ui=UiRoutes(),
+        predictions=PredictionRoutes(services),
+        files=FileRoutes(services),
+        batches=BatchRoutes(services),
     )

@@ -11,10 +11,13 @@ from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
 from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
+from gateway.api.routes_batches import BatchRoutes
 from gateway.api.routes_embeddings import EmbeddingRoutes
+from gateway.api.routes_files import FileRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
 from gateway.api.routes_models import ModelRoutes
+from gateway.api.routes_predictions import PredictionRoutes
 from gateway.api.routes_quote import QuoteRoutes
 from gateway.api.routes_system import SystemRoutes
 from gateway.api.routes_ui import UiRoutes
@@ -43,6 +46,9 @@ class Handlers:
     audit: AuditRoutes
     watch: WatchRoutes
     ui: UiRoutes
+    predictions: PredictionRoutes
+    files: FileRoutes
+    batches: BatchRoutes
 
 
 Select: TypeAlias = Callable[[Handlers], Handler]

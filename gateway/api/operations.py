@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway.api.function_operations import FUNCTION_OPERATIONS
 from gateway.api.handlers import Handlers, Select
+from gateway.api.job_operations import JOB_OPERATIONS
 from gateway.api.usage_operations import USAGE_OPERATIONS
 from gateway.core.rights import Right
 from gateway.schemas import admin, answers
@@ -99,6 +100,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         parameters=(p.FUNCTION_SPEC, p.TOP_K),
         calls=True,
     ),
+    *JOB_OPERATIONS,
     *FUNCTION_OPERATIONS,
     Operation(
         "get",

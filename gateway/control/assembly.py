@@ -110,6 +110,11 @@ class Control:
         """Set once the cluster's state has been read."""
         return self._sync.ready
 
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway holds the controller lease."""
+        return self._leadership.epoch is not None
+
     async def drain(self) -> None:
         """Refuse new calls; return once those in progress have ended."""
         await self.dispatcher.drain()

@@ -6,6 +6,7 @@
 - `executors`: named thread pools, fair between tenants
 - `fixed_plan`: a cast planner forced by a flag
 - `ids`: request and call ids
+- `job_events`: events of jobs, for those who wait
 - `node_demand`: how many nodes each pool has, lacks and does not need
 - `open_call`: a call in progress, under its deadlines
 - `prefix`: the beginning that prompts share

@@ -71,7 +71,8 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it.
 
     Calls of one `prefix` go to the same instance while its load allows; 0 for any. `most_tokens` bounds what
-    a request computes that passes through. `span` is the place of its span, if its request is traced.
+    a request computes that passes through. `span` is the place of its span, if its request is traced. A call
+    in the `background` waits until no other waits, and leaves some slots free.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     prefix: int = 0
     most_tokens: int = 0
     span: SpanContext | None = None
+    background: bool = False
 
 
 class WaitStage(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ ApiError
 ├── Unauthorized     401
 ├── Forbidden        403
 ├── ModelNotFound    404
+├── Conflicting      409: the present state does not allow it
 ├── TooMany          429, with Retry-After
 └── Unavailable      503, with Retry-After
 """
@@ -98,6 +99,11 @@ class Unprocessable(ApiError):
 class BadRequest(ApiError):
     def __init__(self, message: str, *, param: str | None = None, code: str = "bad_request") -> None:
         super().__init__(400, code, message, param=param)
+
+
+class Conflicting(ApiError):
+    def __init__(self, message: str) -> None:
+        super().__init__(409, "conflict", message)
 
 
 class TooMany(ApiError):

@@ -234,8 +234,8 @@ class CallDispatcher:
         queued = QueuedRequest(call, key, now_s, serial, hot=bool(ready))
         self._admission.expect(queued)
         queue = self._admission.find(key)
-        first = queue is None or not queue.to_prefill
-        if first and ready and not state_cache.pipelines(key):
+        first = queue is None or not (queue.waiting if call.background else queue.to_prefill)
+        if first and ready and not call.background and not state_cache.pipelines(key):
             able = self._able(key, ready, InstanceRole.PREFILL)
             if self._start(queued, able):
                 return queued
@@ -306,13 +306,16 @@ class CallDispatcher:
         now = self.clock.monotonic_s()
         if ready and queue.unready:
             queue.unready = False
-            for queued in queue.to_prefill:
+            for queued in (*queue.to_prefill, *queue.background):
                 queued.ready_s = now if queued.ready_s is None else queued.ready_s
         for queued in list(queue.moving.values()):
             self._move(queued, ready)
         if queue.to_decode:  # their clients already receive tokens
             self._fill(queue, queue.to_decode, self._able(queue.key, ready, InstanceRole.DECODE), now)
-        self._fill(queue, queue.to_prefill, self._able(queue.key, ready, InstanceRole.PREFILL), now)
+        able = self._able(queue.key, ready, InstanceRole.PREFILL)
+        self._fill(queue, queue.to_prefill, able, now)
+        if queue.background and not queue.to_prefill:
+            self._fill(queue, queue.background, able, now)
 
     def _able(self, key: VersionKey, ready: Sequence[R], role: InstanceRole) -> Sequence[R]:
         """Return the replicas with this role, or without one; all if there are none."""
@@ -329,10 +332,12 @@ class CallDispatcher:
         now: float,
     ) -> None:
         """Assign calls of one of the queue's lines while replicas have room."""
-        slots = sum(map(concurrency_of, able))
+        slots, behind = sum(map(concurrency_of, able)), line is queue.background
         while (following := line.first()) is not None:
-            # Its tenant has the fewest calls in service: if it is not below its share, none is.
-            over_commit = following.batches and line.is_below_share(following.tenant, slots)
+            # Its tenant has the fewest calls in service: if it is not below its share, none is. For calls in
+            # the background no other waits.
+            needed = bool(queue.background.active) or line.is_below_share(following.tenant, slots)
+            over_commit = following.batches and needed and not behind
             paced = self._paced(following)
             choice = self.slots.choose(
                 able,
@@ -342,6 +347,7 @@ class CallDispatcher:
                 cost=following.cost,
                 paced=paced,
                 prefix=following.prefix,
+                background=behind,
             )
             if choice.instance is None:
                 if choice.next_at is not None:

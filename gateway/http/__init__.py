@@ -11,6 +11,7 @@
 - `limits`: bounds on bodies, JSON decoding
 - `metrics`: Prometheus metrics
 - `metrics_listener`: the HTTP server of --metrics-port
+- `multipart`: forms with one file, as they arrive
 - `pieces`: JSON arrays of any length, in turns
 - `protocol`: HTTP/1.1 with a bounded head
 - `responses`: JSON responses

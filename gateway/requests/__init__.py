@@ -11,6 +11,7 @@
 - `generation_reply`: the response of a generation
 - `grammar`: the grammar that a request's text follows
 - `handler_reply`: the response of a custom handler
+- `job_call`: the request of a job
 - `middleware`: the layer around all requests
 - `routing`: routes from the table of operations
 - `services`: the dependencies of the handlers

@@ -105,14 +105,16 @@ class BilledRequest:
             prefix=prefix,
             most_tokens=self._bound.prompt_tokens + self._bound.completion_tokens,
             span=span,
+            background=self.context.bill is not None,
         )
         run = self._services.dispatcher.run(call)
         self.runs.append(run)
         return run
 
     def next_call_id(self) -> str:
-        """Return the id of the next call."""
-        return f"{self.context.request_id}/{len(self.runs)}"
+        """Return the id of the next call, unlike those of other attempts."""
+        attempt = f"{self.context.attempt}." if self.context.attempt else ""
+        return f"{self.context.request_id}/{attempt}{len(self.runs)}"
 
     def note_assigned(self, assigned: Assigned) -> bool:
         """Record the assignment of a call; return whether it was the request's first call.
@@ -179,6 +181,10 @@ class BilledRequest:
         self._measure(status)
         quotas, has_lease = self._services.quotas, self.context.lease is not None
         budgeted = has_lease and self.context.caller.spend_limit_nanos is not None
+        if self.context.bill is not None:  # whoever wrote it releases the lease
+            self._services.biller.defer(self.context, self.version, self.runs, status, self.context.bill)
+            self._learn()
+            return
         if has_lease and not budgeted:
             quotas.release(self.context)
         record = await self._services.biller.bill(self.context, self.version, self.runs, status)

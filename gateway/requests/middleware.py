@@ -13,8 +13,10 @@ from gateway.core.request_context import RequestContext, attach
 from gateway.core.request_trace import caller_trace
 from gateway.core.rights import Right
 from gateway.http.access_log import AccessEntry, AccessLog
+from gateway.http.disconnect import ConnectionEnd
 from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
 from gateway.http.limits import ClientGone
+from gateway.requests.job_call import JobReply, ReplyCollector, error_reply, job_scope
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
 from gateway.requests.spans import ServedRequest, request_span
@@ -69,6 +71,32 @@ class RequestMiddleware:
         finally:
             self._finish(endpoint, scope, context, reply.status)
 
+    async def run_job(
+        self, path: str, body: bytes, context: RequestContext, end: ConnectionEnd, *, limit_bytes: int
+    ) -> JobReply:
+        """Return the response to the request of a job, whose context has its key and is admitted.
+
+        A lost `end` cancels it, with status 499, as the end of a client's connection does.
+        """
+        scope = job_scope(path, end)
+        attach(scope, context)
+        endpoint, collector = self._router.find(scope), ReplyCollector(limit_bytes)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            require_right(context.caller, endpoint.needs, path)
+            await endpoint(scope, receive, collector.send)
+            reply = collector.reply()
+        except ClientGone:
+            reply = JobReply(status=CLIENT_GONE, body=b"", code="cancelled")
+        except Exception as error:  # whatever it is, it is the job's result
+            reply = error_reply(self._translated(error, path, context))
+        context.error_code = reply.code
+        self._finish(endpoint, scope, context, reply.status)
+        return reply
+
     async def _pass(
         self,
         endpoint: Endpoint,
@@ -116,10 +144,7 @@ class RequestMiddleware:
     async def _fail(
         self, error: Exception, scope: Scope, reply: "_ReplySender", context: RequestContext
     ) -> None:
-        known = translate(error, scope["path"])
-        if known is None:
-            _log.error("request %s failed", context.request_id, exc_info=error)
-            known = ApiError(500, "internal", f"internal error; request {context.request_id}")
+        known = self._translated(error, scope["path"], context)
         context.error_code = known.code
         if reply.started:
             # The head is sent: a body that is too short shows the client the failure.
@@ -132,6 +157,13 @@ class RequestMiddleware:
         ]
         await reply.send({"type": "http.response.start", "status": known.status, "headers": raw})
         await reply.send({"type": "http.response.body", "body": body})
+
+    def _translated(self, error: Exception, path: str, context: RequestContext) -> ApiError:
+        known = translate(error, path)
+        if known is None:
+            _log.error("request %s failed", context.request_id, exc_info=error)
+            known = ApiError(500, "internal", f"internal error; request {context.request_id}")
+        return known
 
     def _finish(self, endpoint: Endpoint, scope: Scope, context: RequestContext, status: int) -> None:
         duration_s = self._services.clock.monotonic_s() - context.received_s

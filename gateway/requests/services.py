@@ -6,6 +6,7 @@ from gateway.billing.request_record import Biller
 from gateway.core.audit_writer import AuditWriter
 from gateway.core.contract import ClusterOperations
 from gateway.core.executors import Executors, make_executors
+from gateway.core.job_events import JobEvents
 from gateway.core.open_call import Dispatcher
 from gateway.core.request_context import RequestContext
 from gateway.core.request_trace import RequestTracing
@@ -52,6 +53,7 @@ class Services:
     vault: SecretVault
     changes: ChangeLog
     watch: WatchHub
+    job_events: JobEvents
     tracing: RequestTracing | None = None
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
@@ -105,5 +107,6 @@ def make_services(
         vault=SecretVault(state, settings.secret),
         watch=WatchHub(cluster, clock, settings.gateway_id),
         tracing=None if tracer is None else RequestTracing(tracer, settings.tracing, clock.monotonic_s),
+        job_events=JobEvents(state),
         changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

@@ -5,6 +5,7 @@
 - `casts`: casts as /admin/casts shows them
 - `document`: the OpenAPI document
 - `functions`: bodies of the generic invoke
+- `jobs`: bodies of predictions, files and batches
 - `openai`: bodies of the OpenAI endpoints
 - `operations`: one operation of the HTTP API
 - `parameters`: parameters of paths, queries and headers

@@ -9,12 +9,18 @@ from gateway.core.errors import OPENAI_PATHS
 from gateway.core.rights import Right, roles_with
 from gateway.schemas.answers import VERSION
 from gateway.schemas.openai import ChatMessage, ErrorEnvelope
-from gateway.schemas.operations import EVENTS, JSON, Operation
+from gateway.schemas.operations import EVENTS, FORM, JSON, Operation
 from gateway.schemas.parameters import CLIENT_REQUEST_ID, Parameter
 
 Json = dict[str, object]
 
 _TEXT: Json = {"type": "string"}
+_BINARY: Json = {"type": "string", "format": "binary"}
+_UPLOAD: Json = {
+    "type": "object",
+    "properties": {"file": _BINARY, "purpose": {"enum": ["batch", "user_data"]}},
+    "required": ["file", "purpose"],
+}
 _REF = "#/components/schemas/{name}"
 _STATUS_TEXTS = {
     400: "Not JSON, or a request that cannot be executed; below /v1/ also what is a 422 elsewhere",
@@ -34,6 +40,8 @@ _STATUS_TEXTS = {
 _TAGS = (  # of paths, by the first prefix that fits
     ("/v1/", "openai"),
     ("/functions/", "functions"),
+    ("/predictions", "predictions"),
+    ("/webhooks/", "predictions"),
     ("/admin/blobs/", "blobs"),
     ("/admin/usage/", "usage"),
     ("/admin/", "admin"),
@@ -134,7 +142,7 @@ def _operation(op: Operation[Any]) -> Json:
             {"$ref": f"#/components/parameters/{CLIENT_REQUEST_ID.name}"},
         ],
         "responses": {
-            str(op.status): _good(op),
+            **{str(status): _good(op) for status in (op.status, *op.also)},
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses(op))},
         },
     }
@@ -197,7 +205,7 @@ def _headers(names: list[str]) -> Json:
 def _body(op: Operation[Any]) -> Json:
     if isinstance(op.body, type):
         return {JSON: {"schema": _schema(op.body)}}
-    content: Json = {media: {"schema": {"type": "string", "format": "binary"}} for media in op.body or ()}
+    content: Json = {media: {"schema": _UPLOAD if media == FORM else _BINARY} for media in op.body or ()}
     if op.any_body:
         content[JSON] = {"schema": {"anyOf": [*map(_schema, op.any_body), {}]}}
     return content

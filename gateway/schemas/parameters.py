@@ -176,6 +176,22 @@ REQUEST_ID = PathParameter(
     note="as in the response's `x-request-id`",
 )
 
+PREDICTION = PathParameter(
+    name="prediction", pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", note="its id, which a client may choose"
+)
+FILE = PathParameter(name="file", pattern="^file-[0-9a-f]{24}$")
+BATCH = PathParameter(name="batch", pattern="^batch_[0-9a-f]{24}$")
+PREFER = StringParameter(
+    name="prefer",
+    place="header",
+    note="`respond-async`: answer at once; `wait=N`: when it has ended, or after N seconds",
+)
+FILE_LIMIT = IntParameter(name="limit", min=1, max=10_000, default=10_000, note="most entries of the answer")
+BATCH_LIMIT = IntParameter(name="limit", min=1, max=100, default=20, note="most entries of the answer")
+AFTER = StringParameter(name="after", note="an id: the entries that follow it")
+ORDER = EnumParameter(name="order", choices=("asc", "desc"), note="by creation; the latest first by default")
+PURPOSE = StringParameter(name="purpose")
+
 TOP_K = IntParameter(name="top_k", min=1, max=1000, default=5, note="number of labels for an image file")
 LINES = IntParameter(name="lines", min=1, max=100_000, default=100, note="number of lines of each node")
 FOLLOW = BoolParameter(name="follow", note="whether to follow with new lines")

@@ -279,6 +279,46 @@ class Options:
         default="0B",
     )
 
+    jobs_at_once: int = flag(
+        "--jobs-at-once",
+        UP_GATEWAY,
+        "Queued calls that a gateway runs at once, beside those of clients (0: none).",
+        whole_number("n", 0, 4096),
+        default=32,
+    )
+    jobs_memory_bytes: int = flag(
+        "--jobs-memory",
+        UP_GATEWAY,
+        "Memory of Redis for queued calls and their results; a tenant gets half.",
+        SIZE,
+        default="256MiB",
+    )
+    jobs_keep_s: float = flag(
+        "--jobs-keep", UP_GATEWAY, "Time to keep the result of a queued call.", DURATION, default="24h"
+    )
+    files_size_bytes: int = flag(
+        "--files-size",
+        UP_GATEWAY,
+        "Room in the store for files of callers and batches; a tenant gets half.",
+        SIZE,
+        default="10GiB",
+    )
+    files_keep_s: float = flag(
+        "--files-keep",
+        UP_GATEWAY,
+        "Time to keep files, and batches that have ended.",
+        DURATION,
+        default="720h",
+    )
+    webhook_allow: str = flag(
+        "--webhook-allow",
+        UP_GATEWAY,
+        "Hosts and private networks that webhooks may go to, such as hooks.local,10.0.0.0/8.",
+        default="",
+        shown="none",
+        metavar="LIST",
+    )
+
     # --- the node
     node_id: str | None = flag(
         "--node-id", INVOKER, "Name of this node in the cluster.", shown="host name and process id"

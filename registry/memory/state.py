@@ -11,6 +11,7 @@ from registry.errors import Conflict, NotFound, StaleEpoch
 from registry.keys import FEED_LENGTH
 from registry.memory.audit import MemoryAudit
 from registry.memory.casts import MemoryCasts
+from registry.memory.jobs import MemoryJobs
 from registry.memory.ledger import MemoryLedger
 from registry.memory.quota import MemoryQuotas
 from registry.records.api_key import ApiKey, SpendPeriod
@@ -113,13 +114,14 @@ class _Lease:
     expires_at: float
 
 
-class MemoryState(MemoryLedger, MemoryAudit, State):
+class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
     """The shared state; time comes from `clock`, so that tests with a FakeClock control expiry."""
 
     def __init__(self, *, clock: Clock | None = None, feed_length: int = FEED_LENGTH) -> None:
         MemoryLedger.__init__(self)
         MemoryAudit.__init__(self)
         self._clock = clock or SystemClock()
+        MemoryJobs.__init__(self, self._clock)
         self._feed = MemoryFeed(feed_length)
         self._config: ClusterConfig | None = None
         self._heads: dict[str, Function] = {}

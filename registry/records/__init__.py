@@ -3,6 +3,7 @@
 - `api_key`: API keys and their limits
 - `archive`: the index of the ledger's archive
 - `audit`: the audit log
+- `batch`: files and batches
 - `cast`: casts, their members and progress
 - `change`: the change feed and the snapshot
 - `engine`: which engine runs a model
@@ -10,6 +11,7 @@
 - `function`: functions and their versions
 - `function_changes`: deploy, rollback and scaling as pure decisions
 - `instance`: instances and their life cycle
+- `job`: jobs, which run later, and their results
 - `live`: serving while a model is loading
 - `node`: nodes and their cached images
 - `quota`: rate limits, concurrency leases and spend limits
