@@ -30,6 +30,8 @@ class RequestContext(msgspec.Struct):
     trace_id: str = ""  # for the log; of its caller, if it is not traced here
     trace: RequestTrace | None = None
     lease: ConcurrencyLease | None = None  # of a key with limits
+    shadow_version: int = 0  # of the same function: a copy of the request goes there, too
+    pinned_version: int = 0  # of such a copy: what it goes to
     rate_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property

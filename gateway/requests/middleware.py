@@ -17,6 +17,7 @@ from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
 from gateway.http.limits import ClientGone
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
+from gateway.requests.shadows import BodyCopy
 from gateway.requests.spans import ServedRequest, request_span
 from gateway.tenants.auth import require_right
 from rdmacast.aio.eager import COMPLETED, Ready, run_within
@@ -93,11 +94,18 @@ class RequestMiddleware:
                 self._trace(endpoint, headers, context)
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
+            receive, shadows = slot.receive, self._services.shadows
+            copy = None
+            if endpoint.metered and shadows.wanted:
+                copy = BodyCopy(receive)
+                receive = copy.receive
             if not (endpoint.metered and context.key.limited):
-                await endpoint(scope, slot.receive, reply.send)
+                await endpoint(scope, receive, reply.send)
             else:
                 async with self._services.quotas.admit(context):
-                    await endpoint(scope, slot.receive, reply.send)
+                    await endpoint(scope, receive, reply.send)
+            if copy is not None:
+                shadows.send(endpoint, scope, copy, context)
         finally:
             slot.release()
 
