@@ -73,10 +73,10 @@ class FunctionResolver:
             return pinned
         return self._split(spec, await self.resolve(spec, context.caller), context)
 
-    @property
-    def shadowing(self) -> bool:
-        """Whether copies of any requests are made."""
-        return any(rollout.plan.shadow_percent for rollout, _ in self._fresh().candidates.values())
+    def may_be_shadowed(self, request_id: str) -> bool:
+        """Return whether a copy of a request is made if it is for the right function."""
+        candidates = self._fresh().candidates
+        return bool(candidates) and any(is_shadowed(one, request_id) for one, _ in candidates.values())
 
     def owner(self, name: str) -> str:
         """Return the tenant that a function belongs to, "" for the operator."""

@@ -17,7 +17,6 @@ from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
 from gateway.http.limits import ClientGone
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
-from gateway.requests.shadows import BodyCopy
 from gateway.requests.spans import ServedRequest, request_span
 from gateway.tenants.auth import require_right
 from rdmacast.aio.eager import COMPLETED, Ready, run_within
@@ -94,18 +93,19 @@ class RequestMiddleware:
                 self._trace(endpoint, headers, context)
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
-            receive, shadows = slot.receive, self._services.shadows
-            copy = None
-            if endpoint.metered and shadows.wanted:
-                copy = BodyCopy(receive)
-                receive = copy.receive
-            if not (endpoint.metered and context.key.limited):
-                await endpoint(scope, receive, reply.send)
-            else:
-                async with self._services.quotas.admit(context):
+            copy = self._services.shadows.copy(slot.receive, context) if endpoint.metered else None
+            receive = slot.receive if copy is None else copy.receive
+            try:
+                if not (endpoint.metered and context.key.limited):
                     await endpoint(scope, receive, reply.send)
-            if copy is not None:
-                shadows.send(endpoint, scope, copy, context)
+                else:
+                    async with self._services.quotas.admit(context):
+                        await endpoint(scope, receive, reply.send)
+                if copy is not None:
+                    self._services.shadows.send(endpoint, scope, copy, context)
+            finally:
+                if copy is not None:
+                    copy.release()
         finally:
             slot.release()
 

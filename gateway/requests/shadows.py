@@ -7,6 +7,7 @@ same handler. Its record is that of the function's owner, who ordered the rollou
 import asyncio
 import logging
 from collections.abc import Awaitable
+from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope
 
@@ -29,23 +30,32 @@ _log = logging.getLogger("hypercast.gateway")
 SHADOW_KEY = "shadow"  # key id of their records
 MAX_SHADOWS = 64  # in flight on a gateway; further ones are not made
 MAX_BODY_BYTES = 256 << 10
+MAX_BODIES_BYTES = 32 << 20  # of all copies, also of requests that are still being answered
 _MAX_S = 300.0
 _SECRET_HEADERS = (b"authorization", b"cookie")
 
 
 class BodyCopy:
-    """A request's `receive`, which keeps a copy of its body as long as that is small."""
+    """A request's `receive`, which keeps a copy of its body as long as there is room for it."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, room: "_Room") -> None:
         self._receive = receive
-        self._parts: list[bytes] = []
+        self._room = room
+        self._parts: list[bytes] | None = []  # None: too large
         self._nbytes = 0
         self._complete = False
 
-    @property
-    def body(self) -> bytes | None:
-        """The whole body, None if it was not read to its end or is too large."""
-        return b"".join(self._parts) if self._complete and self._nbytes <= MAX_BODY_BYTES else None
+    def __repr__(self) -> str:
+        return f"<BodyCopy {self._nbytes} bytes complete={self._complete}>"
+
+    def take(self) -> bytes | None:
+        """Return the whole body, None if it was not read to its end or is too large; its room stays taken."""
+        return b"".join(self._parts) if self._complete and self._parts is not None else None
+
+    def release(self) -> None:
+        """Free its room."""
+        self._room.nbytes -= self._nbytes
+        self._nbytes, self._parts = 0, None
 
     def receive(self) -> Awaitable[Message]:
         """Receive a message of the request."""
@@ -64,12 +74,22 @@ class BodyCopy:
         if message["type"] != "http.request":
             return
         part: bytes = message.get("body", b"")
-        self._nbytes += len(part)
         self._complete = not message.get("more_body", False)
-        if self._nbytes <= MAX_BODY_BYTES:
-            self._parts.append(part)
-        else:
-            self._parts.clear()
+        if self._parts is None:
+            return
+        if self._nbytes + len(part) > MAX_BODY_BYTES or self._room.nbytes + len(part) > MAX_BODIES_BYTES:
+            self.release()
+            return
+        self._nbytes += len(part)
+        self._room.nbytes += len(part)
+        self._parts.append(part)
+
+
+@dataclass(slots=True)
+class _Room:
+    """The bytes of all copies that are kept."""
+
+    nbytes: int = 0
 
 
 class ShadowRequests:
@@ -83,20 +103,22 @@ class ShadowRequests:
         self._metrics = metrics
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._room = _Room()
 
     def __repr__(self) -> str:
         return f"<ShadowRequests {len(self._tasks)} in flight>"
 
-    @property
-    def wanted(self) -> bool:
-        """Whether the bodies of requests have to be kept."""
-        return self._functions.shadowing
+    def copy(self, receive: Receive, context: RequestContext) -> BodyCopy | None:
+        """Return a `receive` that keeps a copy for `send`, to be released; None if none will be needed."""
+        if not self._functions.may_be_shadowed(context.request_id):
+            return None
+        return BodyCopy(receive, self._room)
 
     def send(self, endpoint: Endpoint, scope: Scope, copy: BodyCopy, context: RequestContext) -> None:
         """Send a copy of an answered request, if its context names a version for it and there is room."""
         if not context.shadow_version or self._limiter.phase is ServingPhase.DRAINING:
             return
-        body = copy.body
+        body = copy.take()
         if body is None or len(self._tasks) >= MAX_SHADOWS:
             self._metrics.shadows[context.function, "dropped"] += 1
             return
@@ -131,7 +153,8 @@ class ShadowRequests:
             statuses.append(500 if known is None else known.status)
             log = _log.info if known is not None else _log.warning
             log("shadow request %s of %s: %s", shadow.request_id, context.request_id, error)
-        outcome = "ok" if statuses and statuses[-1] < 400 else "failed"
+        is_good = bool(statuses) and statuses[-1] < 400 and not shadow.error_code  # that of a stream
+        outcome = "ok" if is_good else "failed"
         self._metrics.shadows[context.function, outcome] += 1
 
     def _context(self, context: RequestContext) -> RequestContext:
