@@ -22,6 +22,7 @@ COMMANDS = {
     "list": ("cli.commands.functions", "List functions."),
     "describe": ("cli.commands.functions", "Show the settings, versions and instances of a function."),
     "rollback": ("cli.commands.functions", "Make an earlier version current."),
+    "rollout": ("cli.commands.rollout", "Send a share of a function's requests to another version."),
     "share": ("cli.commands.share", "Change which tenants may call a function."),
     "delete": ("cli.commands.functions", "Delete a function with all its versions."),
     "invoke": ("cli.commands.invoke", "Call a function and print its response."),

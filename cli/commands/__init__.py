@@ -17,6 +17,7 @@
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
 - `pull`: a folder that other engines load
+- `rollout`: a share of the requests to another version
 - `scaling`: scale, warm, evict
 - `secret`: the cluster's secret
 - `secrets`: secrets of functions

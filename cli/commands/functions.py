@@ -228,6 +228,7 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Created": f"{utc(function['created_at'])} ({age_of(function['created_at'])} ago)",
         "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago"
         + (f" by key {current['deployed_by']}" if current.get("deployed_by") else ""),
+        "Rollout": rolled_out(function.get("rollout")),
         "Owner": shared(function),
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
@@ -246,6 +247,17 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Last start": live.get("reason", ""),
     }
     return [(label, text) for label, text in shown.items() if text]
+
+
+def rolled_out(rollout: dict[str, Any] | None) -> str:
+    """Return the last rollout in one line."""
+    if not rollout:
+        return ""
+    plan, state = rollout["plan"], rollout["state"].replace("_", " ")
+    text = f"version {plan['candidate']} {state} since {age_of(rollout['since'])}"
+    if rollout["state"] in ("starting", "running"):
+        return f"{text}, {plan['percent']:g} % of the requests"
+    return f"{text}: {rollout['reason']}"
 
 
 def scaled_by(scaling: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@
 - `admin_cluster`: scale, warm, drop, logs, nodes, instances, casts
 - `admin_functions`: functions
 - `admin_keys`: API keys and prices
+- `admin_rollouts`: rollouts of versions
 - `admin_secrets`: secrets of functions
 - `admin_usage`: usage reports
 - `app`: the application

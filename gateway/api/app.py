@@ -11,6 +11,7 @@ from gateway.api.admin_audit import AuditRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_rollouts import RolloutAdmin
 from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.blob_collector import BlobCollector
@@ -94,6 +95,7 @@ def make_handlers(
         blobs=BlobRoutes(services, collector),
         admin=FunctionAdmin(services, collector),
         cluster=ClusterAdmin(services),
+        rollouts=RolloutAdmin(services),
         keys=KeyAdmin(services),
         secrets=SecretAdmin(services),
         usage=UsageRoutes(services, None if archive is None else archive.ledger),

@@ -9,6 +9,7 @@ from gateway.api.admin_audit import AuditRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_rollouts import RolloutAdmin
 from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.routes_batches import BatchRoutes
@@ -39,6 +40,7 @@ class Handlers:
     blobs: BlobRoutes
     admin: FunctionAdmin
     cluster: ClusterAdmin
+    rollouts: RolloutAdmin
     keys: KeyAdmin
     secrets: SecretAdmin
     usage: UsageRoutes

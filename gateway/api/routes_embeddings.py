@@ -38,7 +38,7 @@ class EmbeddingRoutes:
         body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
         payload = decode(body, self._decoder, limits)
         context = request_context(request.scope)
-        version = await self._services.functions.resolve(payload.model, context.caller)
+        version = await self._services.functions.choose(payload.model, context)
         return await self.reply(context, version, payload)
 
     async def reply(

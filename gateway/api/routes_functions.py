@@ -58,8 +58,8 @@ class FunctionRoutes:
         """Call a function; the body depends on its task."""
         context = request_context(request.scope)
         spec = request.path_params["function"]
-        functions, caller = self._services.functions, context.caller
-        version = functions.known(spec, caller) or await functions.resolve(spec, caller)
+        functions = self._services.functions
+        version = functions.chosen(spec, context) or await functions.choose(spec, context)
         context.set_version(version)
         if not self._services.health.alive:
             self._services.health.require_alive()

@@ -35,7 +35,6 @@ from gateway.schemas.openai import (
 )
 from registry.images.adapters import split_adapter
 from registry.messages.forward import ForwardPath
-from registry.records.api_key import ApiKey
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 
@@ -77,12 +76,12 @@ class GenerateRoutes:
         try:
             payload = decode(body, decoder, limits)
         except Unprocessable:
-            version = await self._foreign_version(body, context.caller)
+            version = await self._foreign_version(body, context)
             if version is None:
                 raise
             return await self._forwarded(context, version, body, kind)
         name, adapter = split_adapter(payload.model)
-        version = await self._services.functions.resolve(name, context.caller)
+        version = await self._services.functions.choose(name, context)
         if adapter:
             return await self._forwarded(context, version, body, kind)
         if version.engine is EngineKind.NATIVE:
@@ -109,12 +108,12 @@ class GenerateRoutes:
             return await self._chat_reply(context, version, payload, body_bytes=len(body))
         return await self._completion_reply(context, version, payload)
 
-    async def _foreign_version(self, body: bytes, caller: ApiKey) -> FunctionVersion | None:
+    async def _foreign_version(self, body: bytes, context: RequestContext) -> FunctionVersion | None:
         """Return the version that a body names, if another engine runs it: its server validates the body."""
         try:
             addressed = decode(body, self._addressed, self._services.settings.limits)
             name, _ = split_adapter(addressed.model)
-            version = await self._services.functions.resolve(name, caller)
+            version = await self._services.functions.choose(name, context)
         except ApiError:
             return None
         return None if version.engine is EngineKind.NATIVE else version

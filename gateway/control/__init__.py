@@ -9,4 +9,5 @@
 - `leadership`: the controller lease
 - `node_calls`: calls to nodes other than requests
 - `node_loads`: loads of instances, as nodes report them
+- `rollout_control`: changes rollouts as their candidates' health demands
 """

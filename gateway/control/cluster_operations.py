@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
+from gateway.control.context import Planners
 from gateway.control.node_calls import NodeCalls
-from gateway.core.contract import DispatchError, PulledModel, WaitStage
-from gateway.planning.cast_planner import CastPlanner, ImageDelivery
+from gateway.core.contract import DispatchError, PulledModel, RolloutHealth, WaitStage
+from gateway.planning.cast_planner import ImageDelivery
 from gateway.planning.groups import can_be_group
 from gateway.planning.image_sources import choose_sources, choose_warm
 from gateway.planning.placement import has_accelerators, too_small, unschedulable_reason
-from gateway.planning.planner import ScalingPlanner
 from gateway.planning.serving_traffic import serving_traffic
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
@@ -26,6 +26,7 @@ from registry.records.change import CallTraffic, ScaleTarget, Snapshot
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 from registry.records.node import NodeRecord, Tier
+from registry.records.rollout import RolloutState
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,7 @@ class ClusterControl:
     def __init__(
         self,
         cluster: ClusterContext,
-        planner: ScalingPlanner,
-        casts: CastPlanner,
+        planners: Planners,
         calls: NodeCalls,
         traffic: Callable[[], Mapping[tuple[str, int], CallTraffic]],
     ) -> None:
@@ -61,8 +61,9 @@ class ClusterControl:
         self._state_cache = cluster.state_cache
         self._changes = cluster.changes
         self._clock = cluster.clock
-        self._planner = planner
-        self._casts = casts
+        self._planner = planners.scaling
+        self._casts = planners.casts
+        self._rollouts = planners.rollouts
         self._calls = calls
         self._traffic = traffic
 
@@ -80,6 +81,25 @@ class ClusterControl:
 
     def traffic(self) -> Mapping[tuple[str, int], CallTraffic]:
         return self._traffic()
+
+    def rollout_health(self, function: str) -> RolloutHealth:
+        rollout = self._state_cache.rollouts.get(function)
+        if rollout is None:
+            return RolloutHealth()
+        return self._rollouts.health(self._state_cache, function, rollout)
+
+    async def rollout_started(self, function: str, rollout_id: str) -> None:
+        seen = set[str]()  # empty until the feed brings the rollout
+
+        def is_over() -> bool:
+            head = self._state_cache.functions.get(function)
+            known = None if head is None else head.rollout
+            if known is None or known.id != rollout_id:
+                return head is None or rollout_id in seen
+            seen.add(rollout_id)
+            return known.state is not RolloutState.STARTING
+
+        await self._wait(is_over, f"the version of {function} to roll out has no ready instance")
 
     def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
         return self._calls.arrivals(node)

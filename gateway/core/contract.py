@@ -22,7 +22,7 @@ from registry.messages.node import (
     Tokens,
 )
 from registry.records.cast import CastState
-from registry.records.change import CallTraffic, Snapshot
+from registry.records.change import NO_TRAFFIC, CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
 from registry.records.usage import GpuSlice
 from registry.tracing.context import SpanContext
@@ -138,6 +138,21 @@ OnSettled = Callable[[Sequence[CallUsage]], None]
 """A callback with the usage of calls whose record is in the ledger."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutHealth:
+    """What both versions have served in the window, and whether the candidate can serve.
+
+    `ready` counts the candidate's instances, `failed_starts` those in a row since the last success, with the
+    `start_error` of the last.
+    """
+
+    candidate: CallTraffic = NO_TRAFFIC
+    stable: CallTraffic = NO_TRAFFIC
+    ready: int = 0
+    failed_starts: int = 0
+    start_error: str = ""
+
+
 class ClusterOperations(Protocol):
     """Operator requests to the running cluster."""
 
@@ -155,6 +170,17 @@ class ClusterOperations(Protocol):
 
     def traffic(self) -> Mapping[tuple[str, int], CallTraffic]:
         """Return what this gateway has served of each version, by function and version."""
+        ...
+
+    def rollout_health(self, function: str) -> RolloutHealth:
+        """Return how the versions of the function's rollout in progress have lately served."""
+        ...
+
+    async def rollout_started(self, function: str, rollout_id: str) -> None:
+        """Return once the candidate of a rollout has a ready instance, or the rollout has ended.
+
+        Raises DispatchError after ten minutes.
+        """
         ...
 
     def arrivals(self, node: str) -> AsyncIterator[Arrivals]:

@@ -6,7 +6,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.cluster.condition import ChangeCondition
-from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, PulledModel, WaitStage, Work
+from gateway.core.contract import (
+    Assigned,
+    CallUsage,
+    Event,
+    FunctionCall,
+    PulledModel,
+    RolloutHealth,
+    WaitStage,
+    Work,
+)
 from gateway.core.open_call import DeadlineTimer, OpenCall
 from registry.errors import Conflict, CorruptImage, NotFound, RegistryError, StoreError
 from registry.messages.arrivals import Arrivals
@@ -128,6 +137,7 @@ class FakeCluster:
     failure: Exception | None = None
     snapshot: Snapshot = _EMPTY
     served: Callable[[], dict[tuple[str, int], CallTraffic]] = dict
+    health: RolloutHealth = field(default_factory=RolloutHealth)
     ended: dict[str, dict[str, CastState]] = field(default_factory=dict)  # parts of casts
     arriving: dict[str, Arrivals] = field(default_factory=dict)  # by node; others report nothing
     silent: RegistryError | None = None  # why no node reports what arrives on it
@@ -148,6 +158,12 @@ class FakeCluster:
 
     def traffic(self) -> dict[tuple[str, int], CallTraffic]:
         return self.served()
+
+    def rollout_health(self, function: str) -> RolloutHealth:
+        return self.health
+
+    async def rollout_started(self, function: str, rollout_id: str) -> None:
+        self._ask("rollout_started", function)
 
     async def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
         """Yield what is set to arrive on the node, now and when it is another at one of `changes`."""

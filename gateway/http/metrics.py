@@ -163,6 +163,7 @@ class Metrics:
             _START_S,
         )
         self.refused_changes: Tally[tuple[str, ...]] = Tally()  # by status
+        self.shadows: Tally[tuple[str, ...]] = Tally()  # by function and outcome
         self.outbox_records = Gauge(
             "hypercast_outbox_records",
             "Records of failed requests that wait in the outbox for the ledger.",
@@ -189,7 +190,7 @@ class Metrics:
         self._view = view
         self._by_function: tuple[FunctionRows, ...] = (
             *(self.duration, self.first_token, self.per_token, self.phases, self.casts),
-            *(TalliedRows(self.requests), TalliedRows(self.cold_starts)),
+            *(TalliedRows(self.requests), TalliedRows(self.cold_starts), TalliedRows(self.shadows)),
         )
         self._absent: set[str] = set()
         registry.register(
@@ -198,6 +199,14 @@ class Metrics:
                 "Attempts of changes without a valid key (401) or without the right (403).",
                 ("status",),
                 self.refused_changes,
+            )
+        )
+        registry.register(
+            Tallied(
+                "hypercast_shadow_requests",
+                "Copies of requests to versions in a rollout: ok, failed, or dropped for lack of room.",
+                ("function", "outcome"),
+                self.shadows,
             )
         )
         registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))

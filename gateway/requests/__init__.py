@@ -15,6 +15,7 @@
 - `middleware`: the layer around all requests
 - `routing`: routes from the table of operations
 - `services`: the dependencies of the handlers
+- `shadows`: copies of requests to a version that is being rolled out
 - `spans`: the spans of a request, at its end
 - `task_inputs`: which input a task takes
 - `tool_choice`: the tools of a chat, and the call that it forces

@@ -121,11 +121,19 @@ class RequestMiddleware:
                 self._trace(endpoint, headers, context)
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
-            if not (endpoint.metered and context.key.limited):
-                await endpoint(scope, slot.receive, reply.send)
-            else:
-                async with self._services.quotas.admit(context):
-                    await endpoint(scope, slot.receive, reply.send)
+            copy = self._services.shadows.copy(slot.receive, context) if endpoint.metered else None
+            receive = slot.receive if copy is None else copy.receive
+            try:
+                if not (endpoint.metered and context.key.limited):
+                    await endpoint(scope, receive, reply.send)
+                else:
+                    async with self._services.quotas.admit(context):
+                        await endpoint(scope, receive, reply.send)
+                if copy is not None:
+                    self._services.shadows.send(endpoint, scope, copy, context)
+            finally:
+                if copy is not None:
+                    copy.release()
         finally:
             slot.release()
 
