@@ -202,7 +202,7 @@ def test_a_shell_completes_names_with_the_key_of_the_context(url: str, tmp_path:
             COMP_CWORD=str(len(words)),
         )
         assert done.returncode == 0 and not done.stderr, done.stderr
-        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+        return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
     assert completed("describe", "tiny") == ["tiny-bert", "tiny-coder"]
     assert completed("drain", "n") == ["node-0"]
