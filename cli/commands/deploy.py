@@ -20,6 +20,7 @@ from cli.errors import (
     TimeoutExceeded,
     UsageError,
 )
+from cli.examples import example_folder
 from cli.options import DURATION, NAME, client_options, output_option, scaling_options
 from cli.output import emit_record
 from cli.progress import byte_meter, note, waiting
@@ -152,9 +153,9 @@ def deploy_command(
     """Deploy a model or a handler as a function.
 
     The source is a checkpoint folder, a Hugging Face hub id, a URL (hf://, s3://, gs://, file://), a folder
-    that `hypercast pack` wrote, or a folder with a function.yaml. Returns when the image is stored and one
-    node has it in memory. Deploying to an existing name makes a new version, to which calls switch without a
-    failed request.
+    that `hypercast pack` wrote, a folder with a function.yaml, or example:NAME (`hypercast examples`).
+    Returns when the image is stored and one node has it in memory. Deploying to an existing name makes a new
+    version, to which calls switch without a failed request.
 
     With --wait-healthy an instance of the new version is started first, and calls switch when it is ready. If
     it does not get ready, the command fails (5) and the version before stays current.
@@ -164,6 +165,7 @@ def deploy_command(
 
     \b
     Examples:
+      hypercast deploy example:tiny-coder
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy some-org/some-model --dtype bfloat16
       hypercast deploy some-org/some-model@v1.2
@@ -177,6 +179,7 @@ def deploy_command(
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
+    source = example_folder(source)
     access = access_body(owner, visibility, share)
     if no_traffic and wait_healthy:
         raise UsageError("--wait-healthy lets calls switch, and --no-traffic does not: choose one")

@@ -9,6 +9,7 @@ import click
 
 from cli.client import Client, segment
 from cli.commands.share import shared
+from cli.completion import function_names
 from cli.errors import CliError, ForbiddenError, UsageError
 from cli.health import warn_if_unhealthy
 from cli.options import client_options, output_option, watch_option
@@ -175,7 +176,7 @@ def callable_functions(client: Client) -> list[dict[str, Any]]:
 
 
 @click.command("describe")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @output_option
 @client_options
 def describe_command(name: str, form: str, client: Client) -> None:
@@ -308,7 +309,7 @@ def call_url(function: dict[str, Any], url: str) -> str:
 
 
 @click.command("rollback")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("--to", "version", type=int, help="Version to return to.  [default: the one before]")
 @output_option
 @client_options
@@ -330,7 +331,7 @@ def rollback_command(name: str, version: int | None, form: str, client: Client) 
 
 
 @click.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 @client_options

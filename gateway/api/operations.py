@@ -30,6 +30,22 @@ def _call(
     )
 
 
+def _on_node(path: str, handler: Select, summary: str, answer: type, **more: Any) -> Operation[Handlers]:
+    return Operation(
+        "post",
+        f"/admin/nodes/{{node}}{path}",
+        handler,
+        summary,
+        answer,
+        needs=Right.ADMIN,
+        parameters=(p.NODE_ID,),
+        failures=(404, 503, 504),
+        empty_body="body" in more,
+        audit=Audit(f"node.{path.removeprefix('/')}"),
+        **more,
+    )
+
+
 # The JSON of the generic invoke, by the function's task.
 _INVOKE_BODIES = (CompletionRequest, ChatRequest, EmbeddingRequest, ClassifyRequest, FeaturesRequest)
 _INVOKE_ANSWERS = (
@@ -109,6 +125,15 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "The nodes",
         answers.NodeList,
         needs=Right.READ_CLUSTER,
+    ),
+    _on_node("/cordon", lambda to: to.cluster.cordon, "Start nothing more on it", answers.CordonedNode),
+    _on_node("/uncordon", lambda to: to.cluster.uncordon, "Allow starts on it again", answers.CordonedNode),
+    _on_node(
+        "/drain",
+        lambda to: to.cluster.drain,
+        "Cordon it, and move what runs there to other nodes",
+        answers.DrainedNode,
+        body=admin.DrainRequest,
     ),
     Operation(
         "get",

@@ -24,6 +24,7 @@ from registry.messages.node import (
 from registry.records.cast import CastState
 from registry.records.change import NO_TRAFFIC, CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord
 from registry.records.usage import GpuSlice
 from registry.tracing.context import SpanContext
 
@@ -192,6 +193,21 @@ class ClusterOperations(Protocol):
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         """Set the number of instances once. Raises DispatchError (start_failed, no_nodes), NotFound."""
+        ...
+
+    async def cordon(self, node: str, *, cordoned: bool) -> None:
+        """Have no further instances started on a node, or allow them again.
+
+        It lasts until the node's process ends. Raises NotFound, DispatchError.
+        """
+        ...
+
+    async def drain(self, node: str, *, wait: bool) -> Sequence[InstanceRecord]:
+        """Cordon a node and have other nodes start what runs there; return the instances that it still has.
+
+        An instance stops once others are ready, and its calls end on it. Waits until there are none. Raises
+        NotFound; DispatchError (start_failed, no_nodes), after which what runs stays.
+        """
         ...
 
     def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[WaitStage]:

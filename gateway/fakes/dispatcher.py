@@ -23,6 +23,7 @@ from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.records.cast import CastState
 from registry.records.change import CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord
 from registry.records.usage import GpuSlice
 from registry.state import ClusterState
 
@@ -180,6 +181,13 @@ class FakeCluster:
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         self._ask("scale", function, instances, tuple(on), wait)
+
+    async def cordon(self, node: str, *, cordoned: bool) -> None:
+        self._ask("cordon", node, cordoned)
+
+    async def drain(self, node: str, *, wait: bool) -> Sequence[InstanceRecord]:
+        self._ask("drain", node, wait)
+        return ()
 
     async def pull(self, function: str, on: str | None) -> AsyncIterator[WaitStage | PulledModel]:
         self._ask("pull", function, on)

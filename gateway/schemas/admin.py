@@ -186,6 +186,10 @@ class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wait: bool = True
 
 
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    wait: bool = True
+
+
 class WarmRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     on: NodeIds = []

@@ -195,6 +195,18 @@ class ScaledFunction(msgspec.Struct, frozen=True, kw_only=True):
     waited: bool
 
 
+class CordonedNode(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    cordoned: bool
+
+
+class DrainedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A cordoned node with the instances that it still has."""
+
+    node: str
+    instances: Sequence[InstanceRecord]
+
+
 class DroppedImage(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tier: Literal["gpu", "host", "disk"]
