@@ -35,7 +35,7 @@ def chat_of_response(request: ResponsesRequest) -> Json:
     body: Json = {name: value for name in _KEPT if (value := getattr(request, name)) is not None}
     body |= {"model": request.model, "messages": _messages(request)}
     if request.max_output_tokens is not None:
-        body["max_completion_tokens"] = request.max_output_tokens
+        body["max_tokens"] = request.max_output_tokens
     if request.tools:
         body["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]
         if request.tool_choice is not None:

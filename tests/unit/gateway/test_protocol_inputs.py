@@ -152,7 +152,7 @@ def test_a_conversation_with_calls_of_openai() -> None:
     }
     assert made["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
     assert made["response_format"] == {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}}
-    assert made["max_completion_tokens"] == 5
+    assert made["max_tokens"] == 5
 
 
 @given(turns=st.lists(TURNS, min_size=1, max_size=3), tools=st.lists(PARTS, max_size=2) | st.none())
