@@ -22,10 +22,15 @@ from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_files import FileRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
+from gateway.api.routes_inference import InferenceRoutes
+from gateway.api.routes_messages import MessageRoutes
 from gateway.api.routes_models import ModelRoutes
 from gateway.api.routes_predictions import PredictionRoutes
 from gateway.api.routes_quote import QuoteRoutes
+from gateway.api.routes_rerank import RerankRoutes
+from gateway.api.routes_responses import ResponseRoutes
 from gateway.api.routes_system import SystemRoutes
+from gateway.api.routes_tokens import TokenRoutes
 from gateway.api.routes_ui import UiRoutes
 from gateway.api.routes_watch import WatchRoutes
 from gateway.api.uploads import BlobRoutes
@@ -85,13 +90,19 @@ def make_handlers(
     """Return the handlers of one gateway."""
     generate, embed = GenerateRoutes(services), EmbeddingRoutes(services)
     functions = FunctionRoutes(services, generate, embed)
+    tokens, system = TokenRoutes(services), SystemRoutes(services, partial(document, operations))
     return Handlers(
         generate=generate,
         embed=embed,
+        messages=MessageRoutes(services, generate, tokens),
+        responses=ResponseRoutes(services, generate),
+        rerank=RerankRoutes(services),
+        tokens=tokens,
+        inference=InferenceRoutes(services, system),
         functions=functions,
         models=ModelRoutes(services),
         quotes=QuoteRoutes(services, functions),
-        system=SystemRoutes(services, partial(document, operations)),
+        system=system,
         blobs=BlobRoutes(services, collector),
         admin=FunctionAdmin(services, collector),
         cluster=ClusterAdmin(services),

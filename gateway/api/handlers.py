@@ -17,10 +17,15 @@ from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_files import FileRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
+from gateway.api.routes_inference import InferenceRoutes
+from gateway.api.routes_messages import MessageRoutes
 from gateway.api.routes_models import ModelRoutes
 from gateway.api.routes_predictions import PredictionRoutes
 from gateway.api.routes_quote import QuoteRoutes
+from gateway.api.routes_rerank import RerankRoutes
+from gateway.api.routes_responses import ResponseRoutes
 from gateway.api.routes_system import SystemRoutes
+from gateway.api.routes_tokens import TokenRoutes
 from gateway.api.routes_ui import UiRoutes
 from gateway.api.routes_watch import WatchRoutes
 from gateway.api.uploads import BlobRoutes
@@ -33,6 +38,11 @@ class Handlers:
 
     generate: GenerateRoutes
     embed: EmbeddingRoutes
+    messages: MessageRoutes
+    responses: ResponseRoutes
+    rerank: RerankRoutes
+    tokens: TokenRoutes
+    inference: InferenceRoutes
     functions: FunctionRoutes
     models: ModelRoutes
     quotes: QuoteRoutes

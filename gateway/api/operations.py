@@ -6,6 +6,7 @@ from typing import Any
 from gateway.api.function_operations import FUNCTION_OPERATIONS
 from gateway.api.handlers import Handlers, Select
 from gateway.api.job_operations import JOB_OPERATIONS
+from gateway.api.protocol_operations import PROTOCOL_OPERATIONS
 from gateway.api.usage_operations import USAGE_OPERATIONS
 from gateway.core.rights import Right
 from gateway.schemas import admin, answers
@@ -92,6 +93,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         failures=(404,),
         unaudited="it changes nothing",
     ),
+    *PROTOCOL_OPERATIONS,
     Operation("get", "/v1/models", lambda to: to.models.models, "The functions", ModelList, needs=Right.CALL),
     Operation(
         "get",

@@ -406,7 +406,7 @@ class ServiceIndex(msgspec.Struct, frozen=True, kw_only=True):
     console: Literal["/ui"] = "/ui"
     livez: Literal["/livez"] = "/livez"
     health: Literal["/health"] = "/health"
-    api: str = "OpenAI's below /v1; send the API key as 'Authorization: Bearer hc_…'"
+    api: str = "OpenAI's and Anthropic's below /v1; send the API key as 'Authorization: Bearer hc_…'"
     docs: str = "docs/HTTP.md in the source; the command line: hypercast --help"
 
 
