@@ -35,6 +35,7 @@ from registry.records.job import (
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.rollout_changes import RolloutStep
 from registry.records.scaling import ScalingRecord
 from registry.records.schema import BASE_SCHEMA, check_schema
 from registry.records.secret import FunctionSecrets
@@ -129,14 +130,16 @@ class ClusterState(SecretState, Protocol):
         access: AccessStep = keep_access,
         *,
         unreserved: bool = False,
+        becomes_current: bool = True,
     ) -> FunctionVersion:
-        """Store `draft` under the next free number and (atomically) make it current.
+        """Store `draft` under the next free number and (atomically) make it current, if asked for.
 
         `scaling=None` keeps the function's settings (defaults for a new function). `access` returns the
         access to store for the present one (None for a new function), or raises to refuse the version. A
         draft equal to the current version except for `version` and `created_at` creates no new version: the
-        current one is returned, with scaling and access updated. With `unreserved`, raises Conflict for a new
-        name that has secrets.
+        current one is returned, with scaling and access updated. The first version of a function is always
+        made current. Raises Conflict for one that would be made current during a rollout and, with
+        `unreserved`, for a new name that has secrets.
         """
         ...
 
@@ -150,12 +153,18 @@ class ClusterState(SecretState, Protocol):
 
     async def versions(self, name: str | None = None) -> list[FunctionVersion]: ...
 
-    async def set_current(self, name: str, version: int) -> Function: ...
+    async def set_current(self, name: str, version: int, *, at: float = 0.0) -> Function:
+        """Make a version current; a rollout in progress is aborted (at that time)."""
+        ...
 
     async def set_scaling(self, name: str, scaling: Scaling) -> Function: ...
 
     async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
         """Replace (atomically) the function's access by that which `step` returns for it."""
+        ...
+
+    async def change_rollout(self, name: str, step: RolloutStep) -> Function:
+        """Replace (atomically) a function's head by what `step` returns for it, or raise what that raises."""
         ...
 
     async def delete_function(self, name: str) -> None: ...

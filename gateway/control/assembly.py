@@ -26,6 +26,8 @@ from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
 from gateway.control.node_loads import NodeLoadFollower
+from gateway.control.rollout_control import RolloutControl
+from gateway.core.audit_writer import AuditWriter
 from gateway.core.fixed_plan import FixedPlan
 from gateway.core.node_demand import NodeDemand
 from gateway.dispatch.admission import Admission, AdmissionLimits
@@ -45,12 +47,13 @@ from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ScalerPolicy
 from gateway.planning.replicator import Replicator
+from gateway.planning.rollout_monitor import RolloutMonitor
 from rdmacast.protocol.handshake import Secret
 from registry.clock import Clock, SystemClock
 from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
 from registry.records.change import VersionLoad
-from registry.state import ClusterState
+from registry.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,7 @@ MakeDailyArchive = Callable[[Leadership], DailyArchive]
 @asynccontextmanager
 async def make_control(
     *,
-    state: ClusterState,
+    state: State,
     blobs: Blobs,
     dial: Dial,
     gateway_id: str,
@@ -173,7 +176,8 @@ async def make_control(
     """
     settings = settings or ControlSettings()
     cluster = _make_cluster(state, clock or SystemClock(), settings)
-    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or PolicyBySetting(), daily_archive)
+    audit = AuditWriter(state, cluster.clock, gateway_id)
+    parts = _assemble(cluster, audit, blobs, dial, settings, policy or PolicyBySetting(), daily_archive)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
@@ -200,7 +204,7 @@ class _Parts:
     loads: DemandPublisher
 
 
-def _make_cluster(state: ClusterState, clock: Clock, settings: ControlSettings) -> ClusterContext:
+def _make_cluster(state: State, clock: Clock, settings: ControlSettings) -> ClusterContext:
     changes = ChangeCondition()
     backoff = BackoffTable(first_s=settings.planner.backoff_s, max_s=settings.planner.max_backoff_s)
     state_cache = ClusterStateCache(LinkRateCache(settings.link_bytes_s), backoff)
@@ -210,15 +214,17 @@ def _make_cluster(state: ClusterState, clock: Clock, settings: ControlSettings) 
 
 def _assemble(
     cluster: ClusterContext,
+    audit: AuditWriter,
     blobs: Blobs,
     dial: Dial,
-    gateway_id: str,
     settings: ControlSettings,
     policy: ScalerPolicy,
     daily_archive: MakeDailyArchive | None,
 ) -> _Parts:
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
-    admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
+    gateway_id = audit.gateway
+    admission = Admission(settings.limits, state_cache.judged_versions)
+    progress, work = StartProgress(), ChangeCondition()
     channels = NodeChannels(state_cache, changes, dial)
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
@@ -234,14 +240,15 @@ def _assemble(
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state), vault)
     publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)
     live = LiveCoordinator(state_cache, channels, assets, publisher, clock)
-    planners = _make_planners(cluster, settings, policy, live)
+    planners = _make_planners(cluster, settings, policy, live, RolloutMonitor(gateway_id))
     local = LocalLoad(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots, progress=progress)
     decisions = DecisionPublisher(state)
-    controller = Controller(cluster, planners, local, calls, leadership, work, decisions)
+    rollouts = RolloutControl(cluster, planners.rollouts, audit)
+    controller = Controller(cluster, planners, local, calls, leadership, work, decisions, rollouts)
     moves = CallMover(state_cache, changes, channels, dispatcher.pipeline_calls, dispatcher.slots)
     control = Control(
         dispatcher=dispatcher,
-        cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls, dispatcher.traffic),
+        cluster=ClusterControl(cluster, planners, calls, dispatcher.traffic),
         state_cache=state_cache,
         changes=changes,
         settlement=settlement,
@@ -261,13 +268,17 @@ def _assemble(
 
 
 def _make_planners(
-    cluster: ClusterContext, settings: ControlSettings, policy: ScalerPolicy, live: LiveCoordinator
+    cluster: ClusterContext,
+    settings: ControlSettings,
+    policy: ScalerPolicy,
+    live: LiveCoordinator,
+    rollouts: RolloutMonitor,
 ) -> Planners:
     scaling = ScalingPlanner(policy, _instance_id, settings.planner, cluster.state_cache.backoff)
     cluster.state_cache.subscribe_ready(scaling.outlook.times.on_ready)
     casts = CastPlanner(fixed=settings.cast_plan)
     replicator = Replicator(scaling, settings.served_copies_bytes)
-    return Planners(scaling=scaling, replicator=replicator, casts=casts, live=live)
+    return Planners(scaling=scaling, replicator=replicator, casts=casts, live=live, rollouts=rollouts)
 
 
 def _instance_id(key: VersionKey) -> str:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from gateway.cluster.context import ClusterContext
 from gateway.cluster.state_cache import VersionKey
+from gateway.control.context import Planners
+from gateway.control.log_merge import merge_logs
 from gateway.control.node_calls import NodeCalls
-from gateway.core.contract import DispatchError, PulledModel, WaitStage
-from gateway.planning.cast_planner import CastPlanner, ImageDelivery
+from gateway.core.contract import DispatchError, PulledModel, RolloutHealth, WaitStage
+from gateway.planning.cast_planner import ImageDelivery
 from gateway.planning.groups import can_be_group
 from gateway.planning.image_sources import choose_sources, choose_warm
 from gateway.planning.placement import has_accelerators, too_small, unschedulable_reason
-from gateway.planning.planner import ScalingPlanner
 from gateway.planning.serving_traffic import serving_traffic
 from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import ChannelClosed, ChannelError, NotFound, RegistryError, RemoteError, reason_of
@@ -25,7 +26,9 @@ from registry.records.cast import CastState
 from registry.records.change import CallTraffic, ScaleTarget, Snapshot
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
+from registry.records.instance import InstanceRecord
 from registry.records.node import NodeRecord, Tier
+from registry.records.rollout import RolloutState
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +55,7 @@ class ClusterControl:
     def __init__(
         self,
         cluster: ClusterContext,
-        planner: ScalingPlanner,
-        casts: CastPlanner,
+        planners: Planners,
         calls: NodeCalls,
         traffic: Callable[[], Mapping[tuple[str, int], CallTraffic]],
     ) -> None:
@@ -61,8 +63,9 @@ class ClusterControl:
         self._state_cache = cluster.state_cache
         self._changes = cluster.changes
         self._clock = cluster.clock
-        self._planner = planner
-        self._casts = casts
+        self._planner = planners.scaling
+        self._casts = planners.casts
+        self._rollouts = planners.rollouts
         self._calls = calls
         self._traffic = traffic
 
@@ -80,6 +83,25 @@ class ClusterControl:
 
     def traffic(self) -> Mapping[tuple[str, int], CallTraffic]:
         return self._traffic()
+
+    def rollout_health(self, function: str) -> RolloutHealth:
+        rollout = self._state_cache.rollouts.get(function)
+        if rollout is None:
+            return RolloutHealth()
+        return self._rollouts.health(self._state_cache, function, rollout)
+
+    async def rollout_started(self, function: str, rollout_id: str) -> None:
+        seen = set[str]()  # empty until the feed brings the rollout
+
+        def is_over() -> bool:
+            head = self._state_cache.functions.get(function)
+            known = None if head is None else head.rollout
+            if known is None or known.id != rollout_id:
+                return head is None or rollout_id in seen
+            seen.add(rollout_id)
+            return known.state is not RolloutState.STARTING
+
+        await self._wait(is_over, f"the version of {function} to roll out has no ready instance")
 
     def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
         return self._calls.arrivals(node)
@@ -121,6 +143,10 @@ class ClusterControl:
         if most is not None and instances > most:
             raise _bad_request(f"{instances} instances exceed max_instances={most}")
         nodes = self._nodes(on)
+        cordoned = [node.id for node in nodes if node.cordoned]
+        if on and cordoned:
+            raise _bad_request(f"{cordoned[0]} is cordoned: uncordon it, or name other nodes")
+        nodes = [node for node in nodes if not node.cordoned]
         if on and instances > len(nodes):
             raise _bad_request(f"{instances} instances do not fit on {len(nodes)} nodes")
         if instances == 0:
@@ -142,6 +168,51 @@ class ClusterControl:
         if not spent or self._state_cache.starting(key):
             return ""
         return f"{key.function} could not be started: {failures[-1].error}"
+
+    # --- nodes
+
+    async def cordon(self, node: str, *, cordoned: bool) -> None:
+        (record,) = self._nodes((node,))
+        try:
+            await self._calls.cordon(record.id, cordoned=cordoned)
+        except ChannelError as error:
+            raise DispatchError("no_nodes", f"node {node}: {reason_of(error)}", status=503) from error
+        await self._calls.refresh(record.id)
+        self._changes.notify_soon()
+
+    async def drain(self, node: str, *, wait: bool) -> Sequence[InstanceRecord]:
+        await self.cordon(node, cordoned=True)
+        moved, serial = self._running(node), self._state_cache.backoff.serial
+        others = [one.id for one in self._state_cache.usable_nodes() if not one.cordoned]
+        if moved and not others:
+            raise DispatchError(
+                "no_nodes", f"{node} is cordoned, and there is no other node for what runs there", status=503
+            )
+        keys = {VersionKey(one.function, one.version) for one in moved}
+        for key in sorted(keys):
+            if key.version != self._current(key.function).version:
+                continue  # it stops by itself
+            live = [one for one in self._state_cache.instances(key) if one.takes_calls]
+            await self._state.request_scale(
+                ScaleTarget(
+                    function=key.function,
+                    instances=min(len(live), len(others)),
+                    on=tuple(others),
+                    token=secrets.token_hex(8),
+                )
+            )
+
+        def failure() -> str:
+            return next((reason for key in sorted(keys) if (reason := self._failure(key, serial))), "")
+
+        if wait:
+            await self._wait(lambda: not self._running(node) or bool(failure()), f"{node} was not drained")
+            if self._running(node):
+                raise _start_failed(failure())
+        return self._running(node)
+
+    def _running(self, node: str) -> list[InstanceRecord]:
+        return list(self._state_cache.index.instances_on(node))
 
     # --- host copies
 
@@ -405,32 +476,20 @@ class ClusterControl:
 
     async def logs(self, function: str, since_version: int, lines: int, follow: bool) -> AsyncIterator[str]:
         for node, is_back in sorted(self._state_cache.killed_nodes(function, since_version).items()):
-            what = "was restarted" if is_back else "is gone"
-            yield f"{node} | (this node {what}, and its earlier lines are lost: see the node's own log)"
-        merged: asyncio.Queue[str | None] = asyncio.Queue(maxsize=1024)
-
-        async def read(node: str) -> None:
-            try:
-                async with aclosing(
-                    self._calls.logs(node, function, since_version, lines, follow)
-                ) as read_lines:
-                    async for line in read_lines:
-                        await merged.put(f"{node} | {line}")
-            except ChannelError as error:
-                await merged.put(f"{node} | ({reason_of(error)})")
-            await merged.put(None)
-
-        readers = [asyncio.create_task(read(node.id)) for node in self._state_cache.usable_nodes()]
-        reading = len(readers)
-        try:
-            while reading:
-                line = await merged.get()
-                if line is None:
-                    reading -= 1
-                else:
-                    yield line
-        finally:
-            await cancel_and_discard(*readers)
+            if is_back:
+                yield f"{node} | (this node was restarted, and has the last lines from before)"
+            else:
+                yield f"{node} | (this node is gone, and the next one started on its host has its last lines)"
+        found = merge_logs(
+            self._state_cache.usable_nodes,
+            lambda node, count: self._calls.logs(node, function, since_version, count, follow),
+            self._changes,
+            lines=lines,
+            follow=follow,
+        )
+        async with aclosing(found):
+            async for line in found:
+                yield line
 
     # --- inside
 

@@ -13,6 +13,7 @@ from gateway.control.context import LocalLoad, Planners
 from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
+from gateway.control.rollout_control import RolloutControl
 from gateway.core.node_demand import NodeDemand
 from gateway.planning.actions import (
     Action,
@@ -31,6 +32,7 @@ from gateway.planning.demand_sum import DemandSum
 from gateway.planning.link_peers import LinkPlanner
 from gateway.planning.node_demands import node_demands
 from gateway.planning.plan import Plan, VersionDemand
+from gateway.planning.rollouts import RolloutAction
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import FunctionVersion
@@ -61,6 +63,7 @@ class Controller:
         leadership: Leadership,
         work: ChangeCondition,
         decisions: DecisionPublisher,
+        rollouts: RolloutControl,
     ) -> None:
         self.desired: dict[VersionKey, int] = {}
         self._state = cluster.state
@@ -72,6 +75,7 @@ class Controller:
         self._replicator = planners.replicator
         self._casts = planners.casts
         self._live = planners.live
+        self._rollouts = rollouts
         self._links = LinkPlanner()
         self._debouncer = DemandDebouncer(self._settle_s)
         self._demand_sum = DemandSum()
@@ -120,6 +124,7 @@ class Controller:
 
     def _plan(self) -> Plan:
         self._fence = self._leadership.fence
+        self._rollouts.note(self._local.admission.averages.traffic)
         if self._fence is None or not self._sync.alive:
             # Without the lease or the feed nothing is decided; actions in progress continue.
             self.desired, self._has_planned = {}, False
@@ -142,6 +147,7 @@ class Controller:
         self._casts.plan(self._state_cache, plan, self._planner.loading, self._clock.wall_s())
         self._live.plan(plan, demand, self._fence.epoch)
         plan.actions += self._links.plan(list(self._state_cache.usable_nodes()))
+        self._rollouts.plan(plan)
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
@@ -205,6 +211,12 @@ class Controller:
                 return self._fetch_layers(action.version)
             case PrepareLinksAction():
                 return self._prepare_links(action)
+            case RolloutAction():
+                return self._change_rollout(action)
+
+    async def _change_rollout(self, action: RolloutAction) -> None:
+        await self._rollouts.change(action)
+        self._changes.notify_soon()
 
     async def _start(self, action: StartAction) -> None:
         key, instance_id, fence = action.key, action.instance_id, self._fence or NO_FENCE

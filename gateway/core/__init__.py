@@ -2,6 +2,7 @@
 
 - `audit_writer`: entries of the audit log
 - `contract`: protocols and types between the HTTP side and the routing side
+- `error_forms`: the forms of errors, by protocol
 - `errors`: exceptions of the HTTP side and the error envelope
 - `executors`: named thread pools, fair between tenants
 - `fixed_plan`: a cast planner forced by a flag

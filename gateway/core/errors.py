@@ -1,7 +1,7 @@
 """Exceptions of the HTTP side, and the translation of every failure to the error envelope.
 
 ApiError
-├── Unprocessable    422 (below /v1/ 400): a field is missing, of the wrong type or out of its bounds
+├── Unprocessable    422 (below /v1/ and /v2 400): a field is missing, of the wrong type or out of its bounds
 ├── BadRequest       400: well-formed, but it cannot be carried out
 ├── Unauthorized     401
 ├── Forbidden        403
@@ -28,7 +28,7 @@ from registry.errors import (
 )
 
 RETRY_AFTER_MAX_S = 120
-OPENAI_PATHS = "/v1/"
+PROTOCOL_PATHS = ("/v1/", "/v2/")  # of protocols in which an invalid value is a 400
 
 _TYPES = {
     400: "invalid_request_error",
@@ -144,10 +144,10 @@ def from_validation(error: msgspec.ValidationError, *, prefix: str = "") -> Unpr
 def translate(error: Exception, path: str = "") -> ApiError | None:
     """Return the ApiError for a known failure of a request to `path`, None for an internal fault.
 
-    Below /v1/ an invalid value is a 400, as OpenAI and vLLM send it: their clients raise BadRequestError.
+    Below /v1/ and /v2/ an invalid value is a 400, as OpenAI, Anthropic, vLLM and Triton send it.
     """
     known = _translate(error)
-    if isinstance(known, Unprocessable) and path.startswith(OPENAI_PATHS):
+    if isinstance(known, Unprocessable) and path.startswith(PROTOCOL_PATHS):
         return BadRequest(known.message, param=known.param, code=known.code)
     return known
 

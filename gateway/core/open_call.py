@@ -83,6 +83,7 @@ class OpenCall(ABC):
     outputs = 0
     finish_reason = ""  # of its last tokens
     failed = False  # for another reason than a deadline or its reader
+    is_error = False  # it ended by a fault of the platform or the function, or at a deadline
     overran = False  # the limit of the whole call ended it
     first_output_s: float | None = None
     _assigned_s: float | None = None
@@ -132,6 +133,7 @@ class OpenCall(ABC):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.failed = isinstance(error, DispatchError) and error.code != "timeout"
+        self.is_error = isinstance(error, DispatchError) and error.status >= 500
         self._ended_s = self._loop.time()
         self._timer.calls.discard(self)
         if (rest := self._leave()) is not None:

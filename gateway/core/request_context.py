@@ -42,6 +42,8 @@ class RequestContext(msgspec.Struct):
     lease: ConcurrencyLease | None = None  # of a key with limits
     attempt: int = 0
     bill: DeferredBill | None = None
+    shadow_version: int = 0  # of the same function: a copy of the request goes there, too
+    pinned_version: int = 0  # of such a copy: what it goes to
     rate_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property

@@ -258,8 +258,10 @@ class CallDispatcher:
         self._free_reserved(queued)
         if queued.instance is not None:
             self._release(queued, queued.instance)
+        averages = self._admission.averages.of(queued.key)
+        averages.count_end(is_error=queued.is_error)
         if queued.output_tokens:
-            self._admission.averages.of(queued.key).record(queued.service_s, queued.output_tokens)
+            averages.record(queued.service_s, queued.output_tokens)
         queue = self._admission.leave(queued)
         self._demand.changed()
         if queue is not None:

@@ -106,6 +106,7 @@ class Metrics:
         self.gpu_ms: Tally[tuple[str, ...]] = Tally()  # by function
         self.cost_nanos: Tally[tuple[str, ...]] = Tally()  # by function
         self.refused_changes: Tally[tuple[str, ...]] = Tally()  # by status
+        self.shadows: Tally[tuple[str, ...]] = Tally()  # by function and outcome
         self.outbox_records = Gauge(
             "hypercast_outbox_records",
             "Records of failed requests that wait in the outbox for the ledger.",
@@ -137,7 +138,7 @@ class Metrics:
             loads = (lambda: control().generation) if control is not None else dict[str, GenerationLoad]
             self._vllm = VllmMetrics(registry, view, loads)
         self._view = view
-        tallies = (self.requests, self.cold_starts, self.tokens, self.gpu_ms, self.cost_nanos)
+        tallies = (self.requests, self.cold_starts, self.tokens, self.gpu_ms, self.cost_nanos, self.shadows)
         self._by_function: tuple[FunctionRows, ...] = (
             *(self.duration, self.first_token, self.per_token, self.phases, self.casts),
             *map(TalliedRows, tallies),
@@ -150,6 +151,14 @@ class Metrics:
                 "Attempts of changes without a valid key (401) or without the right (403).",
                 ("status",),
                 self.refused_changes,
+            )
+        )
+        registry.register(
+            Tallied(
+                "hypercast_shadow_requests",
+                "Copies of requests to versions in a rollout: ok, failed, or dropped for lack of room.",
+                ("function", "outcome"),
+                self.shadows,
             )
         )
         registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))

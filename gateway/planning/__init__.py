@@ -24,6 +24,8 @@
 - `recent`: averages of recent durations
 - `replicator`: host copies to make and to drop
 - `roles`: which instances of a disaggregated function run prompts, and which continue calls
+- `rollout_monitor`: what versions in rollouts have served, over a window
+- `rollouts`: whether a rollout goes on, advances or is rolled back
 - `serving_traffic`: the directions in which serving uses the links of nodes
 - `starts`: the starts of a planning step, and those in progress
 - `work`: work in tokens, seen capacity, and how long work waits

@@ -55,6 +55,7 @@ class ScalingPlanner:
         self._settings = settings or PlannerSettings()
         self._states: dict[VersionKey, PolicyState] = {}
         self._current: dict[str, int] = {}
+        self._candidates: dict[str, int] = {}  # of rollouts in progress
         self._retiring: set[VersionKey] = set()
         self._undecided: set[VersionKey] = set()  # the policy failed
         self._affinities: dict[VersionKey, NodeAffinity] = {}
@@ -182,12 +183,13 @@ class ScalingPlanner:
         by_function: dict[str, list[VersionKey]] = {}
         for key in loads:
             by_function.setdefault(key.function, []).append(key)
+        self._retire_candidates(step)
         for name, head in functions.items():
             before = self._current.get(name)
             self._current[name] = head.current
             new = VersionKey(name, head.current)
             self._retiring.discard(new)
-            olds = [key for key in by_function.get(name, ()) if key != new]
+            olds = [key for key in by_function.get(name, ()) if key.version not in head.served]
             if before is None:  # the first step of this controller: all other versions are retiring
                 self._retiring.update(key for key in olds if loads[key].live)
             elif before != head.current:
@@ -206,6 +208,20 @@ class ScalingPlanner:
             loads,
             key=lambda k: (k.version != functions[k.function].current, *_turn(loads[k]), str(k)),
         )
+
+    def _retire_candidates(self, step: ScalingStep) -> None:
+        """Record which versions are rolled out now; those given up are retiring."""
+        rollouts = step.cache.rollouts
+        for name, number in list(self._candidates.items()):
+            key, rollout = VersionKey(name, number), rollouts.get(name)
+            if rollout is not None and rollout.plan.candidate == number:
+                continue
+            del self._candidates[name]
+            if key in step.loads and step.loads[key].live and step.cache.functions[name].current != number:
+                self._retiring.add(key)
+        for name, rollout in rollouts.items():
+            self._candidates[name] = rollout.plan.candidate
+            self._retiring.discard(VersionKey(name, rollout.plan.candidate))
 
     def _start_ahead(self, new: VersionKey, load: FunctionLoad) -> None:
         """Set the floor of the new current version to what `load` of the old one needs."""

@@ -243,7 +243,7 @@ class StartPlanner:
     def _space_request(
         self, request: StartRequest, version: FunctionVersion, step: ScalingStep
     ) -> SpaceRequest:
-        """Return the request with the nodes that may start: without an instance of the version or a backoff.
+        """Return the request with the nodes that may start: uncordoned, without an instance or a backoff.
 
         An instance that is leaving does not count: it may take as long as its calls, and a new one shares its
         image.
@@ -251,6 +251,7 @@ class StartPlanner:
         key, cache = request.key, step.cache
         taken = {i.node for i in cache.instances(key) if not is_leaving(i, self.stopping)}
         taken |= {start.node for start in self.pending.values() if start.key == key}
+        taken |= {node.id for node in cache.index.usable.values() if node.cordoned}
         for node, retry_at in self._backoff.waits(key, step.now).items():
             if node not in taken and node in cache.index.usable:
                 step.plan.replan_at(retry_at)

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.core.error_forms import error_body, error_form
 from gateway.core.errors import ApiError, translate
 from gateway.core.ids import client_request_id, new_request_id
 from gateway.core.request_context import RequestContext, attach
@@ -113,7 +114,7 @@ class RequestMiddleware:
         has_body = not endpoint.streamed_body and (length != b"0" or b"transfer-encoding" in headers)
         slot = _InFlightRequest(self._services.limiter, receive, has_body=has_body)
         try:
-            auth, header = self._services.auth, headers.get(b"authorization")
+            auth, header = self._services.auth, _authorization(headers)
             context.key = auth.known(header) or await auth.authenticate(header)
             slot.tenant = self._services.limiter.charge(context.key.tenant)
             require_right(context.key, endpoint.needs, scope["path"])
@@ -121,11 +122,19 @@ class RequestMiddleware:
                 self._trace(endpoint, headers, context)
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
-            if not (endpoint.metered and context.key.limited):
-                await endpoint(scope, slot.receive, reply.send)
-            else:
-                async with self._services.quotas.admit(context):
-                    await endpoint(scope, slot.receive, reply.send)
+            copy = self._services.shadows.copy(slot.receive, context) if endpoint.metered else None
+            receive = slot.receive if copy is None else copy.receive
+            try:
+                if not (endpoint.metered and context.key.limited):
+                    await endpoint(scope, receive, reply.send)
+                else:
+                    async with self._services.quotas.admit(context):
+                        await endpoint(scope, receive, reply.send)
+                if copy is not None:
+                    self._services.shadows.send(endpoint, scope, copy, context)
+            finally:
+                if copy is not None:
+                    copy.release()
         finally:
             slot.release()
 
@@ -149,7 +158,7 @@ class RequestMiddleware:
         if reply.started:
             # The head is sent: a body that is too short shows the client the failure.
             return
-        body = known.envelope()
+        body = error_body(known, error_form(scope["path"]), context.response_id)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in known.all_headers()]
         raw += [
             (b"content-type", b"application/json"),
@@ -311,3 +320,11 @@ def _logged_path(raw: bytes) -> str:
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers; of repeated ones the first."""
     return dict(reversed(scope["headers"]))
+
+
+def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
+    """Return the Authorization header; a key in `x-api-key`, as Anthropic's clients send it, as one."""
+    given = headers.get(b"authorization")
+    if given is None and (key := headers.get(b"x-api-key")) is not None:
+        return b"Bearer " + key
+    return given

@@ -17,6 +17,7 @@ from gateway.inference.assets import AssetCache, ModelAssets
 from gateway.inference.tokenization import Encoder
 from gateway.requests.change_log import ChangeLog
 from gateway.requests.functions import FunctionResolver
+from gateway.requests.shadows import ShadowRequests
 from gateway.tenants.auth import Authenticator
 from gateway.tenants.concurrency_leases import ConcurrencyLeases
 from gateway.tenants.quotas import Quotas
@@ -52,6 +53,7 @@ class Services:
     executors: Executors
     vault: SecretVault
     changes: ChangeLog
+    shadows: ShadowRequests
     watch: WatchHub
     job_events: JobEvents
     tracing: RequestTracing | None = None
@@ -62,7 +64,11 @@ class Services:
         return Encoder(version, assets, self.executors.text, tenant, inline_chars=inline_chars)
 
     async def aclose(self) -> None:
-        """Finish ledger writes and stop asset loads; arguments of `make_services` are not closed."""
+        """Finish ledger writes, stop shadow requests and asset loads.
+
+        Arguments of `make_services` are not closed.
+        """
+        await self.shadows.aclose()
         await self.biller.aclose()
         await self.leases.aclose()
         await self.assets.aclose()
@@ -86,6 +92,8 @@ def make_services(
     metrics = metrics or Metrics(
         cluster.view, clock=clock, vllm_names=settings.vllm_metrics, tenants=settings.tenant_metrics
     )
+    functions = FunctionResolver(cluster, state, clock)
+    limiter = InFlightLimiter(settings.max_in_flight, settings.body_memory_bytes)
     metrics.outbox_records.set_function(lambda: len(biller.outbox))
     return Services(
         settings=settings,
@@ -96,11 +104,12 @@ def make_services(
         clock=clock,
         metrics=metrics,
         health=health,
-        limiter=InFlightLimiter(settings.max_in_flight, settings.body_memory_bytes),
+        limiter=limiter,
+        shadows=ShadowRequests(functions, limiter, metrics, clock),
         auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
         quotas=Quotas(state, leases, health, clock),
         leases=leases,
-        functions=FunctionResolver(cluster, state, clock),
+        functions=functions,
         assets=AssetCache(blobs),
         biller=biller,
         executors=make_executors(),

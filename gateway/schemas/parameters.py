@@ -166,8 +166,11 @@ FUNCTION_SPEC = PathParameter(
 )
 SECRET_KEY = PathParameter(name="key", pattern=f"^{KEY_PATTERN}$")
 MODEL = PathParameter(name="model", pattern=FUNCTION_SPEC.pattern, note=FUNCTION_SPEC.note)
+MODEL_NAME = PathParameter(name="model", pattern=FUNCTION_NAME.pattern)
+MODEL_VERSION = PathParameter(name="version", pattern="^[1-9][0-9]{0,8}$")
 DIGEST = PathParameter(name="digest", pattern="^[0-9a-f]{64}$", note="SHA-256 of the blob")
 KEY_ID = PathParameter(name="key_id", pattern="^[0-9a-f]{1,64}$")
+NODE_ID = PathParameter(name="node", pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 ONCE = BoolParameter(name="once", note="end after the first event, which has everything")
 UI_FILE = PathParameter(name="file", pattern="^[a-z][a-z-]{0,63}[.](css|js|svg|html)$")
 REQUEST_ID = PathParameter(

@@ -15,6 +15,8 @@
 - `live`: serving while a model is loading
 - `node`: nodes and their cached images
 - `quota`: rate limits, concurrency leases and spend limits
+- `rollout`: rollouts of versions, and which requests go where
+- `rollout_changes`: begin, change and end of a rollout as pure decisions
 - `scaling`: the last scaling decision of a function
 - `schema`: versions of the records' schema
 - `secret`: secrets of functions, encrypted

@@ -138,6 +138,21 @@ def test_a_node_that_has_just_lost_its_channel_is_kept_and_a_draining_one_has_le
     assert cluster.demand() == NodeDemand(pool=POOL, nodes=2, spare=1)
 
 
+def test_a_cordoned_node_is_spare_once_it_is_idle_and_no_place_for_what_is_lacking() -> None:
+    cluster = Cluster(1)
+    cluster.function("f")
+    cluster.node("cordoned", cordoned=True)
+    cluster.instance("i", "cordoned", "f")
+    assert cluster.demand() == NodeDemand(pool=POOL, nodes=2, spare=1)
+    cluster.function("g", held=2)
+    assert cluster.demand().lacking == 1
+    cluster.function("g", held=0)
+    cluster.cache.apply(
+        InstanceChanged(record=make_instance("i", "cordoned", name="f", state=InstanceState.STOPPED)), 0.0
+    )
+    assert cluster.demand() == NodeDemand(pool=POOL, nodes=2, spare=1)  # g is starting on the other
+
+
 def test_hosts_that_the_kept_copies_need_are_not_spare() -> None:
     cluster = Cluster(3, host_bytes=64 * MIB)
     for name in ("a", "b", "c"):
