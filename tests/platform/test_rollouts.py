@@ -161,3 +161,45 @@ def test_a_deploy_waits_for_health_or_leaves_all_as_it_is(platform: Platform, tm
 
     answers = asyncio.run(under_load(platform, deploys))
     assert set(answers.statuses) == {200}
+
+
+def test_a_slow_version_is_rolled_back_by_its_time_to_first_token(tmp_path: Path) -> None:
+    flags = ("--nodes", "2", "--hosts", "2", "--device", "emulated:h800/1000/10")
+    slow = Platform(data=tmp_path / "data", flags=flags)
+    slow.up()
+
+    async def roll_out() -> None:
+        headers = {"authorization": f"Bearer {slow.key}"}
+        body = {"model": "model", "prompt": [5] * 512, "max_tokens": 2, "ignore_eos": True}
+        over = asyncio.Event()
+
+        async def client() -> None:
+            async with httpx2.AsyncClient(base_url=slow.url, headers=headers, timeout=60) as http:
+                while not over.is_set():
+                    answer = await http.post("/v1/completions", json=body)
+                    assert answer.status_code == 200, answer.text
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(client())
+            try:
+                limits = ("--percent", "50", "--max-ttft-ratio", "1.2", "--wait")
+                await asyncio.to_thread(slow.run, "rollout", "model", "--to", "2", *limits)
+                await asyncio.to_thread(
+                    slow.until,
+                    "it is rolled back",
+                    lambda: slow.get("/admin/functions/model/rollout")["state"] == "rolled_back",
+                )
+            finally:
+                over.set()
+
+    try:
+        deploy = ("--name", "model", "--min-instances", "1", "--max-instances", "1")
+        slow.run("deploy", "emulated:llama2-7b/1000", *deploy)
+        slow.run("deploy", "emulated:llama2-13b/1000", *deploy, "--no-traffic")
+        asyncio.run(roll_out())
+        shown = slow.get("/admin/functions/model/rollout")
+        print(shown["reason"])
+        assert "the mean time to the first token of" in shown["reason"]
+    finally:
+        slow.down()
