@@ -12,6 +12,8 @@ import click
 from cli.client import Client
 from cli.contexts import Context, check_context_name, config_path, save_context
 from cli.errors import AuthError, UsageError
+from cli.options import output_option
+from cli.output import emit_record
 from cli.progress import note
 from cli.settings import ClientSettings, checked_key, complete_url
 
@@ -28,7 +30,8 @@ OVERRIDES = ("HYPERCAST_URL", "HYPERCAST_API_KEY", "HYPERCAST_CONTEXT")
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Authority of an https:// gateway's certificate.",
 )
-def login_command(url: str, name: str | None, ca_file: Path | None) -> None:
+@output_option
+def login_command(url: str, name: str | None, ca_file: Path | None, form: str) -> None:
     """Check an API key with a gateway and keep both as a context, which becomes the current one.
 
     Asks for the key, or reads it from stdin where that is no terminal. It is kept in
@@ -49,6 +52,8 @@ def login_command(url: str, name: str | None, ca_file: Path | None) -> None:
     ca = str(ca_file.resolve()) if ca_file is not None else ""
     path = config_path(os.environ)
     save_context(path, chosen, Context(url=address, api_key=settings.api_key or "", ca_file=ca))
+    if form in ("json", "csv"):
+        emit_record({"name": chosen, "url": address, "role": key["role"], "tenant": key["tenant"]}, form)
     note(f"{chosen}: {address}, {key['role']} of tenant {key['tenant']}; kept in {path}")
     warn_of_environment()
 

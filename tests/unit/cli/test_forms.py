@@ -156,8 +156,8 @@ def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Comma
         yield from leaves(found, f"{name} {inner}")
 
 
-# These become another program, print a script, or draw a screen.
-OTHERS = {"gateway", "invoker", "completion", "secret", "top"}
+# These become another program, print a script or a log, or draw a screen.
+OTHERS = {"gateway", "invoker", "completion", "secret", "top", "dev"}
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - OTHERS))
