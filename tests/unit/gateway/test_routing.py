@@ -69,7 +69,7 @@ async def test_an_unknown_path_is_answered_with_the_nearest(method: str, path: s
 
 @pytest.mark.parametrize(
     "path",
-    ["/zzz", "/audio", "/v1/audio/speech", "/v1/images", "/v1/moderations", "/pooling", "/training"],
+    ["/zzz", "/audio", "/v1/audio/speech", "/v1/fine_tuning", "/v1/moderations", "/pooling", "/training"],
 )
 async def test_a_path_like_none_has_no_suggestion(path: str) -> None:
     message = f"there is no endpoint {path!r}; /openapi.json lists all of them"
