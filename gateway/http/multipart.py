@@ -29,7 +29,7 @@ class UploadForm:
         self._limit_bytes = limit_bytes
         self._idle_s = idle_s
         self.fields: dict[str, str] = {}
-        self.filename: str | None = None  # once the file has begun
+        self.filename: str | None = None  # once the file has started
         self._name = ""
         self._is_file = False
         self._value = bytearray()

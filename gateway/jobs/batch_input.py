@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gateway.core.errors import ApiError
 from gateway.core.settings import JsonBounds, RequestLimits
 from gateway.core.validation import validation_message
 from gateway.http.limits import check_shape
@@ -75,7 +76,7 @@ def parse_call(raw: bytes, endpoint: str, bounds: LineBounds, end: int) -> Batch
         raise _Fault("invalid_request", message, path or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _Fault("invalid_json_line", f"the line is not valid JSON: {error}") from None
-    except Exception as error:  # the bounds of a body, as an error of HTTP
+    except ApiError as error:  # over the bounds of a body
         raise _Fault("invalid_request", str(error)) from None
     if line.method != "POST":
         raise _Fault("invalid_method", "'method' must be POST", "method")

@@ -181,7 +181,7 @@ class BilledRequest:
         self._measure(status)
         quotas, has_lease = self._services.quotas, self.context.lease is not None
         budgeted = has_lease and self.context.caller.spend_limit_nanos is not None
-        if self.context.bill is not None:  # whoever wrote it releases the lease
+        if self.context.bill is not None:  # the gateway that records it releases the lease
             self._services.biller.defer(self.context, self.version, self.runs, status, self.context.bill)
             self._learn()
             return

@@ -26,7 +26,7 @@ class MessagesFormat(ReplyFormat):
 
     def __init__(self, options: ReplyOptions) -> None:
         self._options = options
-        self._blocks = 0  # begun
+        self._blocks = 0  # that were started
         self._text_is_open = False
 
     async def whole(self, outcomes: Sequence[ChoiceResult], usage: ReplyUsage) -> bytes:

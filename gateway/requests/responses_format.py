@@ -48,8 +48,10 @@ class ResponsesFormat(ReplyFormat):
     def events(self, delta: ChoiceDelta, *, first: bool) -> bytes:
         parts = []
         if first:
-            begun = self._response("in_progress")
-            parts += [self._event(f"response.{kind}", response=begun) for kind in ("created", "in_progress")]
+            started = self._response("in_progress")
+            parts += [
+                self._event(f"response.{kind}", response=started) for kind in ("created", "in_progress")
+            ]
         if delta.text:
             if self._text is None:
                 parts.append(self._open_message())
@@ -117,10 +119,10 @@ class ResponsesFormat(ReplyFormat):
     def _call_events(self, call: ToolCall) -> bytes:
         place: Json = {"item_id": self._item_id("fc"), "output_index": len(self._output)}
         item = self._function_call(call, call.arguments, "completed")
-        begun = self._function_call(call, "", "in_progress")
+        started = self._function_call(call, "", "in_progress")
         made = "response.function_call_arguments"
         events = (
-            self._event("response.output_item.added", output_index=len(self._output), item=begun)
+            self._event("response.output_item.added", output_index=len(self._output), item=started)
             + self._event(f"{made}.delta", **place, delta=call.arguments)
             + self._event(f"{made}.done", **place, name=call.name, arguments=call.arguments)
             + self._event("response.output_item.done", output_index=len(self._output), item=item)

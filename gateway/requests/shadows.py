@@ -148,11 +148,13 @@ class ShadowRequests:
         try:
             async with asyncio.timeout(_MAX_S):
                 await endpoint(copied, _replay(body), discard)
-        except Exception as error:  # whatever it is, nobody waits for it
+        except Exception as error:  # no client waits for it: those that are no refusals are logged whole
             known = translate(error, scope["path"])
             statuses.append(500 if known is None else known.status)
-            log = _log.info if known is not None else _log.warning
-            log("shadow request %s of %s: %s", shadow.request_id, context.request_id, error)
+            if known is None:
+                _log.exception("shadow request %s of %s failed", shadow.request_id, context.request_id)
+            else:
+                _log.info("shadow request %s of %s: %s", shadow.request_id, context.request_id, known)
         is_good = bool(statuses) and statuses[-1] < 400 and not shadow.error_code  # that of a stream
         outcome = "ok" if is_good else "failed"
         self._metrics.shadows[context.function, outcome] += 1

@@ -1,8 +1,8 @@
 """Jobs: calls that are queued, run later by any gateway, and kept with their result for a time.
 
 A job that a gateway runs is fenced by the number of its attempt: what an earlier attempt reports is refused.
-Its bill is stored together with its result and then written to the ledger, so that both are of one attempt,
-whoever dies meanwhile.
+Its bill is stored together with its result and then written to the ledger, so that both are of one attempt
+also if a gateway, a node or Redis is killed meanwhile.
 """
 
 from dataclasses import dataclass

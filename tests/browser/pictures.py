@@ -7,7 +7,6 @@ FOLDER those of the document, in FOLDER/all every page at both widths and in bot
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.fixtures.platform import ROOT, Platform
 _CODER, _NODES = "tiny-coder", 8
 _PROMPTS = ("import os\n", "def read_lines(path):\n    ", "class Point:\n")
 _COLOURS = 96  # of a picture: flat areas and text
+_POINTS = "return document.querySelector('path.line').getAttribute('d').split('L').length"
 PAGES = {
     "overview": "",
     "functions": "functions",
@@ -104,7 +104,7 @@ def cast(platform: Platform, page: Console, keys: list[str], out: Path) -> None:
             page.resize(1280)
             page.until("all are ready", lambda: "loading" not in "".join(page.texts(".lane")))
             page.go("")
-            time.sleep(20.0)  # a chart has something to show
+            page.until("a chart has twenty points", lambda: page.run(_POINTS) >= 20)
             save(page, out / "all" / "busy-1280-light.png", 1280)
 
 
@@ -125,7 +125,7 @@ def main() -> None:
                         for width in WIDTHS:
                             page.resize(width)
                             page.go(at)
-                            time.sleep(1.2)
+                            page.until("it is loaded", lambda: "Loading …" not in page.text())
                             save(page, out / "all" / f"{name}-{width}-{scheme}.png", width)
                 page.go("replay")
                 recorded = ROOT / "benchmarks" / "results" / "live-picture-2026-11-23.json"

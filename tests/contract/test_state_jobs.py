@@ -65,9 +65,14 @@ async def claim(state: State, limit: int = 1, ttl_s: float = TTL_S) -> list[Clai
             claims = await state.claim_jobs(limit - len(found), ttl_s=ttl_s)
             found += claims.jobs
             if len(found) < limit:
-                assert claims.due_in_s is not None
-                await asyncio.sleep(claims.due_in_s + 0.001)
+                await until_due(claims.due_in_s)
     return found
+
+
+async def until_due(due_in_s: float | None) -> None:
+    """Wait as a gateway does: the end of a lease or of a delay is no event, the state says when it is."""
+    assert due_in_s is not None
+    await asyncio.sleep(due_in_s + 0.001)
 
 
 async def names(state: State, limit: int, without: tuple[str, ...] = ()) -> list[str]:
@@ -200,9 +205,7 @@ async def test_what_is_removed_makes_room(state: State) -> None:
     (ran,) = await claim(state)
     assert await state.finish_job(ran.lease, GOOD, b"{}", keep_s=SHORT_S)
     assert await state.submit_job(spec("b"), b"{}", one) is Submission.TENANT_FULL
-    due_in_s = (await state.claim_jobs(1, ttl_s=TTL_S)).due_in_s
-    assert due_in_s is not None
-    await asyncio.sleep(due_in_s + 0.001)
+    await until_due((await state.claim_jobs(1, ttl_s=TTL_S)).due_in_s)
     assert (await state.claim_jobs(1, ttl_s=TTL_S)).due_in_s is None
     with pytest.raises(NotFound):
         await state.job("a")
@@ -219,8 +222,7 @@ async def test_a_webhook_is_due_until_it_is_delivered_or_given_up(state: State) 
     assert (first.attempt, first.job.result, first.job.status) == (1, b"1", JobStatus.SUCCEEDED)
     async with asyncio.timeout(PATIENCE_S):  # its gateway died
         while not (claims := await state.claim_hooks(5, ttl_s=TTL_S)).hooks:
-            assert claims.due_in_s is not None
-            await asyncio.sleep(claims.due_in_s + 0.001)
+            await until_due(claims.due_in_s)
     (second,) = claims.hooks
     assert second.attempt == 2
     assert not await state.end_hook("a", 1, HookStatus.DELIVERED)

@@ -80,7 +80,7 @@ async def test_functions_that_generate_have_the_metrics_of_vllm() -> None:
 async def test_calls_that_fail_or_are_left_have_reasons_of_their_own() -> None:
     async with gateway(vllm_metrics=True) as gw:
         await gw.add_function("coder", tokenizer=byte_tokenizer())
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def fails(call: FunctionCall) -> AsyncIterator[Event]:
             yield HOT
@@ -89,14 +89,14 @@ async def test_calls_that_fail_or_are_left_have_reasons_of_their_own() -> None:
         async def hangs(call: FunctionCall) -> AsyncIterator[Event]:
             yield HOT
             yield Tokens(ids=(1,))
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
         gw.dispatcher.script = fails
         assert (await complete(gw)).status_code == 500
         gw.dispatcher.script = hangs
         leaving = asyncio.create_task(complete(gw, stream=True))
-        await begun.wait()
+        await started.wait()
         leaving.cancel()
         async with asyncio.timeout(30):
             while row("vllm:request_success_total", **ENGINE, finished_reason="abort") not in await rows(gw):

@@ -195,7 +195,7 @@ async def test_what_is_overloaded_is_tried_again_under_the_same_bill() -> None:
         body = (await http.post("/predictions", json=call())).json()
         assert body["output"] == {"n": 1}
         name = body["request_id"]
-        assert tries == [f"{name}/1.0", f"{name}/2.0", f"{name}/3.0"]  # nodes tell them apart
+        assert tries == [f"{name}/1.0", f"{name}/2.0", f"{name}/3.0"]  # distinct for nodes
         (bill,) = await bills(gw)
         assert [part.call_id for part in bill.gpu] == [f"{name}/3.0"]
 

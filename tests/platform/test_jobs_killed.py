@@ -1,8 +1,8 @@
 """A thousand queued calls while a gateway, a node and Redis are killed: each ends once, with one bill."""
 
 import asyncio
+import itertools
 import json
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +19,7 @@ from registry.records.usage import RequestRecord, RequestStatus
 from registry.redis.state import RedisState
 from registry.state import UsageFilter
 from tests.fixtures.hooks import HookReceiver, hook_receiver
+from tests.fixtures.patience import until_answered
 from tests.fixtures.platform import COMMAND_S, Platform
 from tests.fixtures.tls import NO_AUTHORITY
 
@@ -64,20 +65,22 @@ async def persistently(
     https: list[httpx2.AsyncClient], method: str, path: str, **more: Any
 ) -> dict[str, Any]:
     """Return the good answer of a gateway; what fails is sent again, which the ids make safe."""
-    deadline = time.monotonic() + COMMAND_S
-    last = ""
-    for attempt in range(10_000):
+    tries, last = itertools.cycle(https), ""
+
+    async def answer() -> dict[str, Any] | None:
+        nonlocal last
         try:
-            answer = await https[attempt % len(https)].request(method, path, **more)
-            if answer.status_code < 300:
-                return dict(answer.json())
-            last = answer.text
-            assert answer.status_code in (429, 500, 503), last
+            found = await next(tries).request(method, path, **more)
         except httpx2.TransportError as error:
             last = repr(error)
-        assert time.monotonic() < deadline, last
-        await asyncio.sleep(0.1)
-    raise AssertionError(last)
+            return None
+        last = found.text
+        assert found.status_code < 300 or found.status_code in (429, 500, 503), last
+        return dict(found.json()) if found.status_code < 300 else None
+
+    found = await until_answered(f"{method} {path} is answered", answer, COMMAND_S, lambda: last)
+    assert found is not None
+    return found
 
 
 async def call_all(https: list[httpx2.AsyncClient], receiver: HookReceiver) -> list[dict[str, Any]]:
@@ -124,14 +127,15 @@ async def kill_each(platform: Platform, https: list[httpx2.AsyncClient]) -> None
     """Kill one process after the other, each once some more calls have ended since the last."""
     for index, name in enumerate(KILLS):
         enough = f"/predictions/call-{(index + 1) * CALLS // (2 * len(KILLS))}"
-        while True:
+
+        async def ended(path: str = enough) -> bool:
             try:
-                found = await https[0].get(enough, headers={"prefer": "wait=1"})
-                if found.status_code == 200 and found.json()["completed_at"] is not None:
-                    break
+                found = await https[0].get(path, headers={"prefer": "wait=1"})
             except httpx2.TransportError:
-                pass
-            await asyncio.sleep(0.05)
+                return False
+            return found.status_code == 200 and found.json()["completed_at"] is not None
+
+        await until_answered(f"{enough} has ended", ended, COMMAND_S)
         await asyncio.to_thread(kill, platform, name)
 
 
@@ -193,11 +197,16 @@ async def test_each_line_of_a_batch_ends_once_whatever_is_killed(killed: Platfor
         batch = await persistently(https, "POST", "/v1/batches", json=asked)
         path = f"/v1/batches/{batch['id']}"
         victims = [("gateway", 40), ("redis", 90), ("node-1", 140), ("gateway-1", 190)]
-        while (found := await persistently(https, "GET", path))["status"] != "completed":
-            assert found["status"] in ("validating", "in_progress", "finalizing"), found
+
+        async def completed() -> dict[str, Any] | None:
+            found = await persistently(https, "GET", path)
+            assert found["status"] in ("validating", "in_progress", "finalizing", "completed"), found
             if victims and found["request_counts"]["completed"] >= victims[0][1]:
                 await asyncio.to_thread(kill, killed, victims.pop(0)[0])
-            await asyncio.sleep(0.05)
+            return found if found["status"] == "completed" else None
+
+        found = await until_answered("the batch is completed", completed, COMMAND_S)
+        assert found is not None
         assert found["request_counts"] == {"total": lines, "completed": lines, "failed": 0}
         assert found["error_file_id"] is None and not victims
         client = AsyncOpenAI(

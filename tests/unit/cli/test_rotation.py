@@ -109,7 +109,7 @@ async def test_a_log_that_cannot_be_rotated_grows_on(tmp_path: Path) -> None:
         task = asyncio.create_task(rotate_logs(tmp_path, 100, 3, check_s=0.01))
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await listener.hear("cannot be rotated")
+                await listener.until_logged("cannot be rotated")
                 await until(lambda: (tmp_path / "b.log.1").exists())
         finally:
             await cancel_and_wait(task)

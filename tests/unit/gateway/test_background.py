@@ -1,6 +1,5 @@
 """Calls in the background: behind all others, and on slots that leave some free."""
 
-import asyncio
 import random
 
 import msgspec
@@ -83,5 +82,4 @@ async def test_calls_of_clients_overtake_those_in_the_background() -> None:
         for one in (*waited, late):
             dispatcher.leave(one)
         node.token.open()
-        await asyncio.sleep(0)
         assert cluster.control.stats().held == cluster.control.stats().in_flight == 0
