@@ -10,7 +10,7 @@
 - `admin_usage`: usage reports
 - `app`: the application
 - `blob_collector`: deletion of unused blobs
-- `bodies`: JSON bodies of the administration, and the function that a request manages
+- `bodies`: bodies of requests, and the function that one of the administration manages
 - `cast_view`: a cast as it is shown
 - `function_operations`: the operations on functions, secrets and blobs
 - `function_view`: a function as the API shows it

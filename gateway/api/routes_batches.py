@@ -5,11 +5,12 @@ import secrets
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.api.routes_files import own_file, page_of
 from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
 from gateway.core.request_context import request_context
 from gateway.core.settings import JobSettings
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.requests.services import Services
 from gateway.schemas.jobs import (
     BatchError,
@@ -47,7 +48,7 @@ class BatchRoutes:
     async def create(self, request: Request) -> BatchObject:
         """Create a batch of a file."""
         limits, caller = self._services.settings.limits, request_context(request.scope).caller
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._decoder, limits)
         file = await own_file(request, self._services, payload.input_file_id)
         if file.purpose is not FilePurpose.BATCH:

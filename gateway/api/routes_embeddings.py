@@ -6,9 +6,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from gateway.api.bodies import read_text
 from gateway.core.errors import BadRequest
 from gateway.core.request_context import RequestContext, request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.http.pieces import encode_array
 from gateway.inference.tokenization import split_prompts
 from gateway.requests.compute import Vector, as_json, shortened
@@ -29,7 +30,7 @@ class EmbeddingRoutes:
     async def embeddings(self, request: Request) -> ASGIApp:
         """Embed texts or token ids."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._decoder, limits)
         context = request_context(request.scope)
         version = await self._services.functions.choose(payload.model, context)

@@ -8,10 +8,11 @@ from typing import Annotated, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.core.errors import ApiError, BadRequest, Unprocessable, from_validation
 from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.inference.assets import ModelAssets
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.inference.tool_calls import ToolForm
@@ -73,7 +74,7 @@ class GenerateRoutes:
         self, request: Request, decoder: msgspec.json.Decoder[_Payload], kind: type[_Payload]
     ) -> GenerateReply:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         context = request_context(request.scope)
         try:
             payload = decode(body, decoder, limits)

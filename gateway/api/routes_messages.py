@@ -3,10 +3,11 @@
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.api.routes_generate import GenerateReply, GenerateRoutes
 from gateway.api.routes_tokens import TokenRoutes
 from gateway.core.request_context import request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.requests.messages_format import MESSAGES
 from gateway.requests.messages_input import chat_of_messages, prompt_of_messages
 from gateway.requests.services import Services
@@ -27,7 +28,7 @@ class MessageRoutes:
     async def messages(self, request: Request) -> GenerateReply:
         """Continue a conversation."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._messages, limits)
         refuse_misspelt(body, MessagesRequest)
         context = request_context(request.scope)
@@ -36,7 +37,7 @@ class MessageRoutes:
     async def count(self, request: Request) -> TokenTotal:
         """Return the number of tokens of a conversation."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._count, limits)
         chat = prompt_of_messages(payload)
         ids = await self._tokens.of_chat(request_context(request.scope), chat, body_bytes=len(body))

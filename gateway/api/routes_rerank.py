@@ -8,10 +8,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from gateway.api.bodies import read_text
 from gateway.core.errors import Unprocessable
 from gateway.core.ids import model_object_id
 from gateway.core.request_context import request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.http.pieces import TimeSlice
 from gateway.requests.compute import Vector
 from gateway.requests.encoder_reply import EncoderAnswer, EncoderPlan, EncoderReply, embed_works
@@ -32,7 +33,7 @@ class RerankRoutes:
     async def rerank(self, request: Request) -> ASGIApp:
         """Sort documents by their relevance to a query."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._decoder, limits)
         context = request_context(request.scope)
         version = await self._services.functions.resolve(payload.model, context.caller)

@@ -3,9 +3,10 @@
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.api.routes_generate import GenerateReply, GenerateRoutes
 from gateway.core.request_context import request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.requests.responses_format import responses_form
 from gateway.requests.responses_input import chat_of_response
 from gateway.requests.services import Services
@@ -24,7 +25,7 @@ class ResponseRoutes:
     async def responses(self, request: Request) -> GenerateReply:
         """Continue a conversation."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._decoder, limits)
         refuse_misspelt(body, ResponsesRequest)
         context, form = request_context(request.scope), responses_form(payload)

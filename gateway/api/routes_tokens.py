@@ -3,10 +3,11 @@
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.api.routes_generate import plain_messages
 from gateway.core.errors import BadRequest, Unprocessable, from_validation
 from gateway.core.request_context import RequestContext, request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.inference.assets import ModelAssets
 from gateway.requests.reply_format import Json
 from gateway.requests.services import Services
@@ -30,7 +31,7 @@ class TokenRoutes:
     async def tokenize(self, request: Request) -> TokenizeResponse:
         """Return the tokens of a text or a chat."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._tokenize, limits)
         context = request_context(request.scope)
         version, assets = await self._resolved(context, payload.model)
@@ -57,7 +58,7 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> DetokenizeResponse:
         """Return the text of tokens."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         payload = decode(body, self._detokenize, limits)
         context = request_context(request.scope)
         _, assets = await self._resolved(context, payload.model)

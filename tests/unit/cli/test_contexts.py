@@ -4,9 +4,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from cli.commands.login import default_name, is_readable_on_the_way
 from cli.contexts import Context, config_path, delete_context, read_config, save_context, use_context
 from cli.errors import UsageError
 from cli.settings import resolve
+from tests.fixtures.http_server import serving
 from tests.fixtures.patience import PATIENCE_S
 
 KEY = "hc_0123456789abcdef_secret-of-the-test"
@@ -145,12 +145,8 @@ class Gateway(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Gateway) as url:
+        yield url
 
 
 def hypercast(
