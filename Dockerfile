@@ -38,6 +38,7 @@ COPY gateway/ gateway/
 COPY invoker/ invoker/
 COPY cli/ cli/
 COPY benchmarks/ benchmarks/
+COPY functions/ functions/
 RUN pip install --no-cache-dir --no-deps . \
     && pip uninstall --yes pip
 
@@ -53,7 +54,6 @@ RUN groupadd --gid 10001 hypercast \
     && install --directory --owner 10001 --group 10001 --mode 0750 \
         /var/lib/hypercast /var/lib/hypercast/data /var/lib/hypercast/store /run/hypercast-shm
 COPY --from=build /opt/hypercast /opt/hypercast
-COPY functions/ /usr/share/hypercast/functions/
 ENV PATH=/opt/hypercast/bin:$PATH \
     HOME=/var/lib/hypercast \
     PYTHONUNBUFFERED=1 \

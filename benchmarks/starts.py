@@ -183,9 +183,11 @@ async def prepare(cluster: ForkedCluster, layers: int) -> StoredWeights:
 
 
 @asynccontextmanager
-async def node(cluster: ForkedCluster, name: str, *flags: object) -> AsyncIterator[ForkedNode]:
+async def node(
+    cluster: ForkedCluster, name: str, memory_bytes: int, *flags: object
+) -> AsyncIterator[ForkedNode]:
     """Fork a node on a virtual host of its own, and connect to it."""
-    memory = ("--gpu-memory", "1GiB", "--host-memory", "1GiB")
+    memory = ("--gpu-memory", memory_bytes, "--host-memory", memory_bytes)
     cluster.start_node(name, f"host-{name}", "--device", "cpu", *memory, "--threads", 1, *flags)
     (record,) = await cluster.registered(name)
     channel = await Channel.connect(record.channel, cluster.secret)
@@ -307,12 +309,13 @@ async def measure(
     weights = await prepare(cluster, layers)
     content = np.fromfile(weights.blob, np.uint8)
     into = np.ones_like(content)
-    disk = ("--disk-cache", "1GiB", "--disk-cache-dir", cluster.folder / "disk")
+    memory_bytes = 2 * len(content) + (1 << 29)  # a second image may come before the first one goes
+    disk = ("--disk-cache", memory_bytes, "--disk-cache-dir", cluster.folder / "disk")
     async with (
         AsyncExitStack() as stack,
-        node(cluster, "n0") as source,
-        node(cluster, "n1") as target,
-        node(cluster, "n2", *disk) as cached,
+        node(cluster, "n0", memory_bytes) as source,
+        node(cluster, "n1", memory_bytes) as target,
+        node(cluster, "n2", memory_bytes, *disk) as cached,
     ):
         direct = stack.enter_context(huge_buffer(len(content)))
         disk_tier = DiskTier(cluster, weights, cached)

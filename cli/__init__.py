@@ -4,11 +4,15 @@
 - `client`: client of the gateway's HTTP interface
 - `cluster_view`: the cluster on one screen
 - `commands/`: the commands
+- `completion`: completion of names in shells
+- `contexts`: the configuration file, with gateways and keys
 - `errors`: exceptions and their exit codes
+- `examples`: the example functions of an installation
 - `exports`: exports of the ledger as files
 - `feed`: the cluster followed in a thread
 - `group`: the command group
 - `health`: warning where shown data may be out of date
+- `interpreter`: the interpreter that runs other programs of Hypercast
 - `interrupts`: Ctrl-C during imports
 - `options`: options shared by commands
 - `output`: tables, JSON and CSV on stdout

@@ -26,7 +26,7 @@ from rdmacast.protocol.tls import TlsFiles, load_client
 CONNECT_TIMEOUT_S = 10.0
 _ERRORS: dict[int, tuple[type[CliError], str]] = {
     400: (UsageError, ""),
-    401: (AuthError, " (set a key with --api-key or HYPERCAST_API_KEY)"),
+    401: (AuthError, " (set a key with `hypercast login`, --api-key or HYPERCAST_API_KEY)"),
     403: (ForbiddenError, " (the API key in use lacks this right)"),
     404: (MissingError, ""),
     413: (UsageError, ""),
@@ -36,7 +36,7 @@ _ERRORS: dict[int, tuple[type[CliError], str]] = {
 }
 _CODES: dict[str, type[CliError]] = {"unsupported_model": DeployError}
 
-_NOT_REACHED = "Is it running (`hypercast up`)? Set the address with --url or HYPERCAST_URL."
+_NOT_REACHED = "Is it running (`hypercast up`)? Give its address: --url, HYPERCAST_URL or `hypercast login`."
 _UNTRUSTED = "Name the authority of its certificate with --ca or HYPERCAST_CA_FILE."
 
 
@@ -56,7 +56,7 @@ class Client:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long to wait for a response, or for its next piece."""
-        self._http.timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._http.timeout = httpx2.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
 
     def __enter__(self) -> "Client":
         return self

@@ -14,14 +14,20 @@ from registry.errors import RegistryError
 COMMANDS = {
     "up": ("cli.commands.up", "Start a platform on this machine: Redis, gateways and nodes."),
     "down": ("cli.commands.down", "Stop a platform that `up` started."),
+    "dev": ("cli.commands.dev", "Serve a folder on this machine, and deploy it again when it changes."),
     "gateway": ("cli.commands.processes", "Run one gateway process."),
     "invoker": ("cli.commands.processes", "Run one node (invoker) process."),
+    "login": ("cli.commands.login", "Keep a gateway's address and a key for it."),
+    "context": ("cli.commands.context", "Choose between gateways."),
     "deploy": ("cli.commands.deploy", "Deploy a model or a handler as a function."),
+    "examples": ("cli.commands.examples", "List the example functions that can be deployed."),
     "status": ("cli.commands.status", "Show the platform on one screen."),
     "top": ("cli.commands.top", "Show nodes, functions and casts live."),
     "list": ("cli.commands.functions", "List functions."),
     "describe": ("cli.commands.functions", "Show the settings, versions and instances of a function."),
     "rollback": ("cli.commands.functions", "Make an earlier version current."),
+    "rollout": ("cli.commands.rollout", "Send a share of a function's requests to another version."),
+    "set": ("cli.commands.set_function", "Change settings of a function, without a new version."),
     "share": ("cli.commands.share", "Change which tenants may call a function."),
     "delete": ("cli.commands.functions", "Delete a function with all its versions."),
     "invoke": ("cli.commands.invoke", "Call a function and print its response."),
@@ -31,6 +37,9 @@ COMMANDS = {
     "evict": ("cli.commands.scaling", "Drop a function's idle image from GPU or host memory."),
     "logs": ("cli.commands.logs", "Print the log of a function."),
     "nodes": ("cli.commands.nodes", "List nodes with their memory and instances."),
+    "cordon": ("cli.commands.nodes", "Start no further instances on a node."),
+    "uncordon": ("cli.commands.nodes", "Allow starts on a node again."),
+    "drain": ("cli.commands.nodes", "Move what runs on a node to others."),
     "casts": ("cli.commands.casts", "Show model transfers between nodes and their progress."),
     "usage": ("cli.commands.usage", "Show use and cost."),
     "gpu-time": ("cli.commands.gpu_time", "Show GPU time: used, loading, idle."),
@@ -87,7 +96,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command; every failure is one line on stderr and an exit code."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="hypercast", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         sys.stderr.write(MESSAGE)
         sys.exit(INTERRUPTED)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from cli.client import Client
+from cli.completion import context_names, function_names
 from cli.errors import UsageError
 from cli.output import FORMATS, REPORT_FORMATS
 from cli.settings import resolve
@@ -88,12 +89,21 @@ def scaling_options(command: F) -> F:
 
 
 def client_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Add `--url`, `--api-key` and `--ca`; the command receives a `client` of that gateway."""
+    """Add `--url`, `--api-key`, `--ca` and `--context`; the command receives a `client` of that gateway."""
 
     @functools.wraps(command)
-    def connected(url: str | None, api_key: str | None, ca_file: Path | None, **values: Any) -> T:
-        with connect(url, api_key, ca_file) as client:
+    def connected(
+        url: str | None, api_key: str | None, ca_file: Path | None, context: str | None, **values: Any
+    ) -> T:
+        with connect(url, api_key, ca_file, context) as client:
             return command(client=client, **values)
+
+    connected = click.option(
+        "--context",
+        metavar="NAME",
+        shell_complete=context_names,
+        help="Gateway of `hypercast login`.  [env: HYPERCAST_CONTEXT]",
+    )(connected)
 
     help = "Authority of an https:// gateway's certificate.  [env: HYPERCAST_CA_FILE]"
     connected = click.option("--ca", "ca_file", type=click.Path(path_type=Path), help=help)(connected)
@@ -154,7 +164,7 @@ def data_dir_option(command: F) -> F:
 def period_options(command: F) -> F:
     """Add `--since`, `--until`, `--function` and `--tenant`."""
     command = click.option("--tenant", help="Only this tenant.")(command)
-    command = click.option("--function", help="Only this function.")(command)
+    command = click.option("--function", shell_complete=function_names, help="Only this function.")(command)
     return time_options(command)
 
 
@@ -173,6 +183,8 @@ def query(**values: object) -> dict[str, object]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def connect(url: str | None, api_key: str | None, ca_file: Path | None = None) -> Client:
+def connect(
+    url: str | None, api_key: str | None, ca_file: Path | None = None, context: str | None = None
+) -> Client:
     """Return a client of the gateway chosen by flags, environment or configuration file."""
-    return Client(resolve(url, api_key, ca_file=ca_file))
+    return Client(resolve(url, api_key, ca_file=ca_file, context=context))

@@ -48,10 +48,12 @@ def watch_table(client: Client, kinds: Iterable[str], draw: Callable[[], Frame])
 
 def _drawn(feed: ClusterFeed, draw: Callable[[], Frame]) -> Iterator[Frame]:
     shown: Frame | None = None
-    while shown is None or not shown.last:
+    while True:
         try:
             shown = draw()
             yield shown
+            if shown.last:
+                return
         except (AuthError, UsageError):
             raise
         except CliError as error:

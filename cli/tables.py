@@ -19,6 +19,7 @@ _COLOURS = {
     "green": {"active", "alive", "complete", "done", "exact", "ok", "ready", "succeeded"},
     "yellow": {
         "asleep",
+        "cordoned",
         "not",
         "draining",
         "loading",

@@ -27,6 +27,7 @@ from gateway.http.connections import raise_descriptor_limit
 from gateway.http.metrics import ControlFacts, Metrics
 from gateway.http.metrics_listener import metrics_listener
 from gateway.http.server import GatewayServer
+from gateway.jobs.service import JobService
 from gateway.requests.services import Services, make_services
 from gateway.requests.spans import cast_span
 from gateway.tenants.state_health import HealthCheck
@@ -149,6 +150,8 @@ async def run(settings: GatewaySettings) -> None:
                 lambda: control_facts(control),
                 clock=clock,
                 archive_lag_s=lag.seconds,
+                vllm_names=settings.vllm_metrics,
+                tenants=settings.tenant_metrics,
             ),
             tracer=tracer,
         )
@@ -162,23 +165,34 @@ async def run(settings: GatewaySettings) -> None:
             state,
             clock,
             grace_s=settings.blob_grace_s,
-            also_used=archive.digests,
+            also_used=partial(_used_blobs, archive, state),
             is_kept=archive.files.is_archive,
         )
-        server = GatewayServer(make_app(services, collector, archive), services.limiter, settings)
+        app = make_app(services, collector, archive)
+        jobs = JobService(services, app, lambda: control.leads)
+        server = GatewayServer(app, services.limiter, settings)
         if settings.metrics_port is not None:
-            app = make_metrics_app(services, collector)
-            listener = metrics_listener(app, settings.metrics_host, settings.metrics_port)
+            metrics_app = make_metrics_app(services, collector)
+            listener = metrics_listener(metrics_app, settings.metrics_host, settings.metrics_port)
             port = await stack.enter_async_context(listener)
             _log.info("metrics on http://%s:%d/metrics", settings.metrics_host, port)
         await services.health.probe(rates=True)
         await control.ready.wait()
-        await _serve(server, services, collector, audit)
+        await _serve(server, services, collector, audit, jobs)
     _log.info("%s: stopped", gateway_id)
 
 
+async def _used_blobs(archive: LedgerArchive, state: State) -> frozenset[str]:
+    """Return the digests of the archive and of the files of tenants."""
+    return await archive.digests() | await state.file_digests()
+
+
 async def _serve(
-    server: GatewayServer, services: Services, collector: BlobCollector, audit: AuditWriter
+    server: GatewayServer,
+    services: Services,
+    collector: BlobCollector,
+    audit: AuditWriter,
+    jobs: JobService,
 ) -> None:
     """Run the server beside its background tasks until it has drained."""
     async with asyncio.TaskGroup() as group:
@@ -188,6 +202,7 @@ async def _serve(
             group.create_task(services.watch.run(), name="watch"),
             group.create_task(services.biller.outbox.run(), name="outbox"),
             group.create_task(collector.run(audit), name="blob collector"),
+            group.create_task(jobs.run(), name="jobs"),
             group.create_task(
                 watch_loop_lag(_log, partial(services.metrics.loop_lag.observe, ())), name="loop lag"
             ),
@@ -208,7 +223,13 @@ def record_cast(tracer: Tracer, control: Control, end: CastEnded) -> None:
 def control_facts(control: Control) -> ControlFacts:
     """Return the figures of the control side that metrics export."""
     stats = control.stats()
-    return ControlFacts(failovers=stats.failovers, moved=stats.moved, desired=stats.desired)
+    return ControlFacts(
+        failovers=stats.failovers,
+        moved=stats.moved,
+        desired=stats.desired,
+        nodes=control.node_demands(),
+        generation=control.generation_loads(),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

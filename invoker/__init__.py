@@ -3,6 +3,7 @@
 - `assembly`: the parts of a node, put together
 - `device`: properties of the accelerator, and default memory sizes
 - `lifetime`: the life of a node, from its start until it leaves
+- `log_file`: the last log lines in a file, for the node after a kill
 - `log_rings`: recent log lines of each function
 - `node`: handles requests from gateways
 - `publisher`: publishes the node's state to the registry

@@ -67,6 +67,7 @@ from registry.messages.node import (
     Acknowledged,
     CallsUsed,
     Compute,
+    CordonNode,
     EndCalls,
     Generate,
     GetStatus,
@@ -131,6 +132,7 @@ class Node:
         self._epoch = epoch
         self._started_at = dependencies.clock.wall_s()
         self._state = NodeState.READY
+        self._cordoned = False
         self._channel_url = ""
         self._logs_context = dependencies.settings.log_format == "json"
         self._cast_url = ""
@@ -190,6 +192,7 @@ class Node:
             engines=dependencies.engines,
             leaf=dependencies.settings.leaf,
             domain=dependencies.settings.scale_up_domain,
+            cordoned=self._cordoned,
             holdings=holdings,
             counters=self._counters().snapshot(),
         )
@@ -239,6 +242,8 @@ class Node:
                 return self._unkeep(request)
             case PrepareLinks():
                 return self._prepare_links(request)
+            case CordonNode():
+                return self._cordon(request)
             case TailLogs():
                 return self._tail(request)
             case GetStatus():
@@ -328,6 +333,11 @@ class Node:
     async def _prepare_links(self, request: PrepareLinks) -> AsyncGenerator[Reply, None]:
         peers = [PeerAddress(url=peer.cast, host=peer.host) for peer in request.peers]
         await self._dependencies.links.prepare(peers)
+        yield Acknowledged()
+
+    async def _cordon(self, request: CordonNode) -> AsyncGenerator[Reply, None]:
+        self._cordoned = request.cordoned
+        self._dependencies.changed()
         yield Acknowledged()
 
     async def _pull(self, request: PullModel) -> AsyncGenerator[Reply, None]:

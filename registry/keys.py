@@ -47,6 +47,26 @@
 | `hc:archive-state` | hash | `serial` of the last change of `hc:archive`, `epoch` of its last writer, |
 | | | `closed`: requests that ended before are added by that writer alone, |
 | | | `alias <tenant>` -> pseudonym of a tenant that is being deleted |
+| `hc:job:<id>` | hash | a job: `record` (JobSpec), `body`, `status`, … (registry/redis/jobs.py) |
+| `hc:job-queue:<tenant>` | sorted set | ids of the tenant's jobs that wait, in their order |
+| `hc:job-turns` | sorted set | tenants with such jobs, by their last turn |
+| `hc:jobs-running` | sorted set | ids of jobs that run, by the expiry of their lease (ms) |
+| `hc:jobs-later` | sorted set | ids of jobs that wait for a time (ms) |
+| `hc:jobs-ended` | sorted set | ids of jobs that have ended, by when they are removed (ms) |
+| `hc:job-hooks` | sorted set | ids of jobs with a webhook to deliver, by when it is due (ms) |
+| `hc:job-usage` | hash | `jobs`, `bytes`, `files`, `file-bytes`, `batches` in all, and with a tenant; |
+| | | `serial` of turns, `jobs-ever` |
+| `hc:job-events` | stream | one entry an event: field = its kind, value = the id of a job or batch |
+| `hc:files` | hash | file id -> FileRecord |
+| `hc:files-of:<tenant>` | sorted set | ids of the tenant's files by their creation |
+| `hc:files-by-expiry` | sorted set | ids of all files by when they are removed (Unix seconds) |
+| `hc:batches` | hash | batch id -> BatchRecord |
+| `hc:batches-of:<tenant>` | sorted set | ids of the tenant's batches by their creation |
+| `hc:batches-open` | set | ids of batches that have not ended |
+| `hc:batches-by-expiry` | sorted set | ids of those that have, by when they are removed (Unix seconds) |
+| `hc:batch:<id>` | hash | fields of BatchCounts, while the batch is open |
+| `hc:batch-lines:<id>` | set | ids of jobs of its lines that have not ended |
+| `hc:batch-results:<id>` | list | LineResult of lines that have ended, until they are in a file |
 """
 
 CLUSTER = "hc:cluster"
@@ -91,11 +111,32 @@ AUDIT_PREFIX = "hc:audit:"
 AUDIT_OUTCOMES_PREFIX = "hc:audit-outcomes:"
 ARCHIVE = "hc:archive"
 ARCHIVE_STATE = "hc:archive-state"
+JOB_PREFIX = "hc:job:"
+JOB_QUEUE_PREFIX = "hc:job-queue:"
+JOB_TURNS = "hc:job-turns"
+JOBS_RUNNING = "hc:jobs-running"
+JOBS_LATER = "hc:jobs-later"
+JOBS_ENDED = "hc:jobs-ended"
+JOB_HOOKS = "hc:job-hooks"
+JOB_USAGE = "hc:job-usage"
+JOB_EVENTS = "hc:job-events"
+FILES = "hc:files"
+FILES_OF_PREFIX = "hc:files-of:"
+FILES_BY_EXPIRY = "hc:files-by-expiry"
+BATCHES = "hc:batches"
+BATCHES_OF_PREFIX = "hc:batches-of:"
+BATCHES_OPEN = "hc:batches-open"
+BATCHES_BY_EXPIRY = "hc:batches-by-expiry"
+BATCH_PREFIX = "hc:batch:"
+BATCH_LINES_PREFIX = "hc:batch-lines:"
+BATCH_RESULTS_PREFIX = "hc:batch-results:"
 
 # Approximate length of the feed: a watcher that is further behind takes a new snapshot.
 FEED_LENGTH = 10_000
 # Entries of each audit log, of some 500 bytes; the oldest are removed beyond.
 AUDIT_LENGTH = 100_000
+# Approximate length of the stream of job events; who misses one finds it in the job.
+JOB_EVENTS_LENGTH = 2000
 # The instances of a node outlive its record by this, so that a node that expired for a moment regains
 # them with its next heartbeat; renewed by each heartbeat.
 INSTANCES_TTL_S = 3600
@@ -170,6 +211,30 @@ def audit(log: str) -> str:
 
 def audit_outcomes(log: str) -> str:
     return AUDIT_OUTCOMES_PREFIX + log
+
+
+def job(job_id: str) -> str:
+    return JOB_PREFIX + job_id
+
+
+def files_of(tenant: str) -> str:
+    return FILES_OF_PREFIX + tenant
+
+
+def batches_of(tenant: str) -> str:
+    return BATCHES_OF_PREFIX + tenant
+
+
+def batch(batch_id: str) -> str:
+    return BATCH_PREFIX + batch_id
+
+
+def batch_lines(batch_id: str) -> str:
+    return BATCH_LINES_PREFIX + batch_id
+
+
+def batch_results(batch_id: str) -> str:
+    return BATCH_RESULTS_PREFIX + batch_id
 
 
 def usage(day: int) -> str:

@@ -11,15 +11,31 @@ from typing import Protocol, TypeAlias
 
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.audit import CHANGES, AuditEntry, AuditLogName, AuditOutcome, AuditPage, AuditQuery
+from registry.records.batch import BatchCounts, BatchRecord, FileRecord
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import Access, Function, FunctionVersion, Scaling
 from registry.records.function_changes import AccessStep, keep_access
 from registry.records.instance import InstanceRecord
+from registry.records.job import (
+    HookClaims,
+    HookStatus,
+    Job,
+    JobBounds,
+    JobClaims,
+    JobEvent,
+    JobLease,
+    JobOutcome,
+    JobSpec,
+    LeaseRenewal,
+    LineResult,
+    Submission,
+)
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.rollout_changes import RolloutStep
 from registry.records.scaling import ScalingRecord
 from registry.records.schema import BASE_SCHEMA, check_schema
 from registry.records.secret import FunctionSecrets
@@ -114,14 +130,16 @@ class ClusterState(SecretState, Protocol):
         access: AccessStep = keep_access,
         *,
         unreserved: bool = False,
+        becomes_current: bool = True,
     ) -> FunctionVersion:
-        """Store `draft` under the next free number and (atomically) make it current.
+        """Store `draft` under the next free number and (atomically) make it current, if asked for.
 
         `scaling=None` keeps the function's settings (defaults for a new function). `access` returns the
         access to store for the present one (None for a new function), or raises to refuse the version. A
         draft equal to the current version except for `version` and `created_at` creates no new version: the
-        current one is returned, with scaling and access updated. With `unreserved`, raises Conflict for a new
-        name that has secrets.
+        current one is returned, with scaling and access updated. The first version of a function is always
+        made current. Raises Conflict for one that would be made current during a rollout and, with
+        `unreserved`, for a new name that has secrets.
         """
         ...
 
@@ -135,12 +153,18 @@ class ClusterState(SecretState, Protocol):
 
     async def versions(self, name: str | None = None) -> list[FunctionVersion]: ...
 
-    async def set_current(self, name: str, version: int) -> Function: ...
+    async def set_current(self, name: str, version: int, *, at: float = 0.0) -> Function:
+        """Make a version current; a rollout in progress is aborted (at that time)."""
+        ...
 
     async def set_scaling(self, name: str, scaling: Scaling) -> Function: ...
 
     async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
         """Replace (atomically) the function's access by that which `step` returns for it."""
+        ...
+
+    async def change_rollout(self, name: str, step: RolloutStep) -> Function:
+        """Replace (atomically) a function's head by what `step` returns for it, or raise what that raises."""
         ...
 
     async def delete_function(self, name: str) -> None: ...
@@ -387,7 +411,139 @@ class Ledger(Protocol):
         ...
 
 
-class State(ClusterState, KeyState, AuditLog, QuotaState, Ledger, Protocol):
+class JobState(Protocol):
+    """The queue of jobs, and their results for a time. Tenants take turns; leases are by the state's clock.
+
+    What names an attempt (JobLease) is refused, with False, once that has lost its job.
+    """
+
+    async def submit_job(self, spec: JobSpec, body: bytes, bounds: JobBounds) -> Submission:
+        """Queue a new job; with an id that exists nothing changes."""
+        ...
+
+    async def job(self, job_id: str) -> Job:
+        """Return a job that has not been removed. Raises NotFound."""
+        ...
+
+    async def claim_jobs(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> JobClaims:
+        """Claim jobs for `ttl_s`, none of the tenants `without`.
+
+        First the jobs of leases that have expired return to their queues, and results of which the time is
+        over are removed.
+        """
+        ...
+
+    async def renew_jobs(self, leases: Sequence[JobLease], *, ttl_s: float) -> LeaseRenewal: ...
+
+    async def requeue_job(self, lease: JobLease, *, delay_s: float = 0.0) -> bool:
+        """Return a running job to its queue, to be run again after a delay."""
+        ...
+
+    async def finish_job(
+        self,
+        lease: JobLease,
+        outcome: JobOutcome,
+        result: bytes,
+        *,
+        keep_s: float,
+        bill: RequestRecord | None = None,
+    ) -> bool:
+        """Store how a running job ended, kept for `keep_s`. With a `bill` it ends once that is settled."""
+        ...
+
+    async def settle_job(self, lease: JobLease, *, keep_s: float) -> bool:
+        """End a job of which the ledger has the bill."""
+        ...
+
+    async def cancel_job(self, job_id: str, outcome: JobOutcome, result: bytes, *, keep_s: float) -> Job:
+        """End a job that waits, with this outcome, and mark one that runs; return it. Raises NotFound."""
+        ...
+
+    async def claim_hooks(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> HookClaims:
+        """Claim webhooks that are due for `ttl_s`, none of the tenants `without`; then they are due again."""
+        ...
+
+    async def end_hook(
+        self, job_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
+    ) -> bool:
+        """Record how a try of a webhook ended; one that is `waiting` is due again after `retry_in_s`."""
+        ...
+
+    def watch_jobs(self) -> AsyncIterator[Sequence[JobEvent]]:
+        """Yield an empty sequence once it watches, then events as they happen; never ends by itself.
+
+        Events may be lost while a watcher is far behind: it finds what it missed in the jobs.
+        """
+        ...
+
+
+class FileState(Protocol):
+    """The files of tenants, and batches."""
+
+    async def put_file(self, record: FileRecord, *, files: int, file_bytes: int) -> Submission:
+        """Add a file, unless it would exceed these bounds; one tenant gets half."""
+        ...
+
+    async def file(self, file_id: str) -> FileRecord: ...
+
+    async def files(self, tenant: str) -> list[FileRecord]:
+        """Return the files of a tenant, the latest first."""
+        ...
+
+    async def delete_file(self, file_id: str) -> None:
+        """Remove a file; do nothing if there is none."""
+        ...
+
+    async def file_digests(self) -> frozenset[str]:
+        """Return the digests of the parts of all files, and of the results of open batches."""
+        ...
+
+    async def sweep_files(self, now: float) -> int:
+        """Remove files and batches of which the time is over at `now` (Unix seconds); return how many."""
+        ...
+
+    async def put_batch(self, record: BatchRecord, *, batches: int) -> Submission:
+        """Add a batch, unless there would be more; one tenant gets half."""
+        ...
+
+    async def batch(self, batch_id: str) -> tuple[BatchRecord, BatchCounts]: ...
+
+    async def batches(self, tenant: str) -> list[tuple[BatchRecord, BatchCounts]]:
+        """Return the batches of a tenant, the latest first."""
+        ...
+
+    async def open_batches(self) -> list[str]:
+        """Return the ids of the batches that have not ended."""
+        ...
+
+    async def batch_lines(self, batch_id: str) -> list[str]:
+        """Return the ids of the jobs of its lines that have not ended."""
+        ...
+
+    async def batch_results(self, batch_id: str, limit: int) -> list[LineResult]:
+        """Return the first results of lines that wait to be written to a file."""
+        ...
+
+    async def replace_batch(
+        self,
+        before: BatchRecord,
+        after: BatchRecord,
+        *,
+        lines: Sequence[tuple[JobSpec, bytes]] = (),
+        taken: int = 0,
+        files: Sequence[FileRecord] = (),
+        keep_s: float = 0.0,
+        bounds: JobBounds | None = None,
+    ) -> Submission:
+        """Replace a batch, queue `lines`, drop the first `taken` results and add `files`, atomically.
+
+        EXISTS: the batch is not `before` any more. FULL, TENANT_FULL: there is no room for the lines. Nothing
+        has changed then. One that has ended is kept for `keep_s`.
+        """
+        ...
+
+
+class State(ClusterState, KeyState, AuditLog, QuotaState, Ledger, JobState, FileState, Protocol):
     """The whole shared state, over one connection pool."""
 
     async def ping(self) -> None:

@@ -50,6 +50,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         flags=(
             *("--nodes", "3", "--hosts", "3", "--keep-hot", "0s"),
             *("--allow-handlers", "--allow-unconfined-handlers"),
+            *("--vllm-metrics", "--tenant-metrics", "100"),
         ),
     )
     running.up()

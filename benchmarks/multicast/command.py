@@ -98,8 +98,7 @@ def start_contenders(
 ) -> Iterator[MulticastContender]:
     """Start ours, then the peers that are installed."""
     say(f"{nodes} nodes: starting processes")
-    urgent = max(args.sources) if args.urgent_sources else 0
-    crew = stack.enter_context(multicast_ours.on_hosts(testbed, nodes, folder, urgent))
+    crew = stack.enter_context(multicast_ours.on_hosts(testbed, nodes, folder))
     yield from hypercast_contenders(crew, nodes, args)
     for peer in args.peers:
         reason = multicast_peers.unavailable_reason(peer)
@@ -206,8 +205,6 @@ def add_cast_options(parser: argparse.ArgumentParser) -> None:
     links = some_of((KEPT, FRESH))
     add("--links", type=links, default=KEPT, help="kept: open between casts; fresh: opened by each cast")
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
-    urgent = "let sources run before others, as where each node has processors of its own"
-    add("--urgent-sources", action="store_true", help=urgent)
     add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
     add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")
 
@@ -227,7 +224,7 @@ def measure(args: argparse.Namespace, out: Recording) -> None:
     """Measure each number of nodes; `out` receives finished records."""
     common = {
         "bytes": args.size,
-        **chosen(args, "transport", "straggler", "repeat", "urgent_sources"),
+        **chosen(args, "transport", "straggler", "repeat"),
         **describe_run("benchmarks.multicast"),
     }
     run = in_memory if args.transport == "shm" else on_links

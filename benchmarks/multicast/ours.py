@@ -13,18 +13,16 @@ from benchmarks.testbed.network import Testbed
 
 PORT = 7000
 _START_S = 60.0
-_URGENT = ("nice", "-n", "-20")
 
 
-def on_hosts(testbed: Testbed, nodes: int, folder: Path, urgent: int = 0) -> AbstractContextManager[Crew]:
-    """Start nodes that reach each other over TCP, the `urgent` first ones before others. Raises CrewError."""
+def on_hosts(testbed: Testbed, nodes: int, folder: Path) -> AbstractContextManager[Crew]:
+    """Start nodes that reach each other over TCP. Raises CrewError."""
 
     def start(socket: Path, log: IO[bytes]) -> Iterator[Process]:
         for rank in range(nodes):
             listen = f"tcp://{testbed.address(rank)}:{PORT}"
             command = module("benchmarks.multicast.node", socket, rank, listen, f"host-{rank}", "-")
-            priority = _URGENT if rank < urgent else ()
-            yield testbed.start(rank, [*priority, *command], stderr=log, env=environment())
+            yield testbed.start(rank, command, stderr=log, env=environment())
 
     return running_crew("ours", folder, PROTOCOL, nodes, start, testbed.stop, _START_S)
 

@@ -275,17 +275,6 @@ def _small() -> list[Part]:
             ),
             testbed=True,
         ),
-        replace(
-            _part(
-                "first-block",
-                "multicast",
-                "--nodes 17 --size 16MiB --rate 1gbit --planner binomial --links kept,fresh --peers= "
-                "--urgent-sources --repeat 15",
-                1,
-                "the first block of a cast to 16 nodes, over kept and fresh links",
-            ),
-            testbed=True,
-        ),
         _part("ablation", "ablation", "", 2, "pre-allocation, packing and the number of blocks"),
         _part("starts", "starts", "", 2, "starts from every tier"),
         _part("policy-scale", "policy_scale", "", 3, "decisions for 200 functions on 1,000 nodes"),
@@ -297,14 +286,7 @@ def _small() -> list[Part]:
             8,
             "an overloaded node that runs prompts, helped by a loading one",
         ),
-        _part(
-            "zigzag-a800",
-            "zigzag",
-            "--emulated a800-llama2-13b/1000 --slower 10 --rounds 8 --output-tokens 1",
-            7,
-            "the same on BlitzScale's accelerators and links",
-        ),
-        _part("zigzag", "zigzag", "--rounds 12", 6, "the same on H800, with outputs of 4 tokens"),
+        _part("zigzag", "zigzag", "--rounds 12", 6, "the same with outputs of 4 tokens"),
         _part("zigzag-4s", "zigzag", "--load 4 --rounds 2", 4, "the same over a load of 4 s"),
         replace(
             _part("interference", "interference", "--casts 4", 6, "casts from nodes that serve"),

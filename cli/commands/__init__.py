@@ -3,23 +3,29 @@
 - `audit`: the audit log
 - `casts`: transfers of model images between nodes
 - `completion`: completion scripts of shells
+- `context`: the gateways that the user has logged in to
 - `deploy`: register a model or a handler
+- `dev`: a folder, served on this machine and deployed again when it changes
 - `doctor`: checks of this machine
 - `down`: stop a platform
+- `examples`: the example functions
 - `functions`: list, describe, rollback, delete
 - `gpu_time`: time of accelerators
 - `invoke`: call a function
 - `keys`: API keys
+- `login`: address and key of a gateway, kept
 - `logs`: log lines of a function
-- `nodes`: nodes of the cluster
+- `nodes`: nodes of the cluster, cordon, drain
 - `pack`: write a model image to disk
 - `plan`: plan a transfer
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
 - `pull`: a folder that other engines load
+- `rollout`: a share of the requests to another version
 - `scaling`: scale, warm, evict
 - `secret`: the cluster's secret
 - `secrets`: secrets of functions
+- `set_function`: settings of a function
 - `share`: owners of functions, and the tenants that may call them
 - `status`: the platform on one screen
 - `top`: nodes, functions and casts as they change

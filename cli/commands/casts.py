@@ -7,6 +7,7 @@ import click
 
 from cli.client import Client
 from cli.cluster_view import bar
+from cli.completion import function_names
 from cli.errors import MissingError, UsageError
 from cli.options import client_options, output_option, query, watch_option
 from cli.output import emit_record, emit_rows, render, write
@@ -58,7 +59,7 @@ _ABSENT = ("cannot be imported", "no RDMA device", "there is none at all")
 
 @click.command("casts")
 @click.argument("cast_id", required=False)
-@click.option("--function", help="Only casts of this function.")
+@click.option("--function", shell_complete=function_names, help="Only casts of this function.")
 @watch_option
 @output_option
 @client_options

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cli.client import Client, segment
+from cli.commands.rollout import check_goes_on
 from cli.commands.share import VISIBILITY, access_body
 from cli.errors import (
     AuthError,
@@ -19,6 +20,7 @@ from cli.errors import (
     TimeoutExceeded,
     UsageError,
 )
+from cli.examples import example_folder
 from cli.options import DURATION, NAME, client_options, output_option, scaling_options
 from cli.output import emit_record
 from cli.progress import byte_meter, note, waiting
@@ -119,6 +121,12 @@ TASKS = [task.value for task in FunctionTask if task is not FunctionTask.HANDLER
     help="Let these tenants call it, too (repeatable).",
 )
 @click.option("--force", is_flag=True, help="Replace a function that has another task.")
+@click.option("--no-traffic", is_flag=True, help="Leave the current version current: see `rollout`.")
+@click.option(
+    "--wait-healthy",
+    is_flag=True,
+    help="Let calls switch only once an instance is ready; leave all as it is if none gets so.",
+)
 @output_option
 @client_options
 def deploy_command(
@@ -136,6 +144,8 @@ def deploy_command(
     visibility: str | None,
     share: tuple[str, ...],
     force: bool,
+    no_traffic: bool,
+    wait_healthy: bool,
     form: str,
     client: Client,
     **settings: Any,
@@ -143,18 +153,24 @@ def deploy_command(
     """Deploy a model or a handler as a function.
 
     The source is a checkpoint folder, a Hugging Face hub id, a URL (hf://, s3://, gs://, file://), a folder
-    that `hypercast pack` wrote, or a folder with a function.yaml. Returns when the image is stored and one
-    node has it in memory. Deploying to an existing name makes a new version, to which calls switch without a
-    failed request.
+    that `hypercast pack` wrote, a folder with a function.yaml, or example:NAME (`hypercast examples`).
+    Returns when the image is stored and one node has it in memory. Deploying to an existing name makes a new
+    version, to which calls switch without a failed request.
+
+    With --wait-healthy an instance of the new version is started first, and calls switch when it is ready. If
+    it does not get ready, the command fails (5) and the version before stays current.
 
     What a key of the role `deployer` deploys belongs to its tenant and is private to it, unless it is shared;
     what an admin key deploys is the operator's and public. A redeploy keeps owner and sharing.
 
     \b
     Examples:
+      hypercast deploy example:tiny-coder
       hypercast deploy ./my-llama --name my-llama --keep-alive 5m
       hypercast deploy some-org/some-model --dtype bfloat16
       hypercast deploy some-org/some-model@v1.2
+      hypercast deploy ./my-llama --name my-llama --wait-healthy
+      hypercast deploy ./my-llama --name my-llama --no-traffic
       hypercast deploy s3://models/my-llama --name my-llama
       hypercast deploy some-org/some-model --engine vllm --engine-args '--max-model-len 8192'
       hypercast deploy ./my-llama --engine vllm --lora sql=./sql-adapter
@@ -163,7 +179,10 @@ def deploy_command(
       hypercast deploy functions/embed --model ./my-bert
       hypercast deploy emulated:llama2-13b/1000 --name thirteen
     """
+    source = example_folder(source)
     access = access_body(owner, visibility, share)
+    if no_traffic and wait_healthy:
+        raise UsageError("--wait-healthy lets calls switch, and --no-traffic does not: choose one")
     try:
         spec = read_spec(source)
         chosen = name or (spec and spec.name) or default_name(source)
@@ -181,14 +200,31 @@ def deploy_command(
         send(client, bundle)
         body = registration(chosen, bundle, scaling) | ({"replace_task": True} if force else {})
         body |= {"access": access} if access else {}
+        body |= {"make_current": False} if no_traffic or wait_healthy else {}
         with waiting("registering; loading the first copy into host memory"):
             made = client.json("POST", "/admin/functions", json=body)
+        if wait_healthy:
+            switch_when_healthy(client, made)
     except (AuthError, TimeoutExceeded, UsageError, DeployError):
         raise
     except CliError as exc:
         raise DeployError(str(exc)) from exc
     emit_record({key: made[key] for key in RESULT if key in made}, form, deployed(made, bundle))
-    note(switched(made))
+    note(added(made) if no_traffic else switched(made))
+
+
+def switch_when_healthy(client: Client, made: dict[str, Any]) -> None:
+    """Let calls switch to a version once an instance of it is ready. Raises DeployError if none gets so."""
+    version, path = made["version"], f"/admin/functions/{segment(made['name'])}"
+    with waiting(f"starting an instance of version {version}"):
+        if made.get("previous_version") in (None, version):  # it is current already
+            instances = client.json("GET", path)["instances"]
+            if not any(one["version"] == version and one["state"] == "ready" for one in instances):
+                client.request("POST", f"{path}/scale", json={"instances": 1, "wait": True})
+            return
+        body = {"to": version, "percent": 0, "wait": True}
+        check_goes_on(client.json("POST", f"{path}/rollout", json=body))
+        client.json("POST", f"{path}/rollout/promote")
 
 
 def default_name(source: str) -> str:
@@ -271,6 +307,14 @@ def deployed(made: dict[str, Any], bundle: Bundle) -> list[tuple[str, str]]:
         shown.append(("Image", made["image"]))
         shown.append(("Size", f"{human_bytes(made['bytes'])} in {made['blocks']} blocks"))
     return shown
+
+
+def added(made: dict[str, Any]) -> str:
+    """Return which version was added, and which is current."""
+    before = made.get("previous_version")
+    if before in (None, made["version"]):
+        return switched(made)
+    return f"{made['name']}: version {made['version']} added (version {before} stays current)"
 
 
 def switched(made: dict[str, Any]) -> str:

@@ -16,9 +16,12 @@ import click
 import psutil
 
 from cli.client import Client
+from cli.contexts import config_path, read_config
 from cli.errors import CliError
+from cli.examples import FOLDER
 from cli.options import data_dir_option, output_option
 from cli.output import emit_rows, write
+from cli.progress import note
 from cli.settings import ClientSettings, resolve
 from cli.supervise import run_file
 from cli.supervise.settings import count_gpus
@@ -175,6 +178,27 @@ def check_disk(data_dir: Path) -> Finding:
     return finding("disk", found, "" if enough else "choose another folder with --data-dir")
 
 
+def check_config(path: Path) -> Finding:
+    """Check that nobody else can read the configuration file, which may have API keys."""
+    try:
+        others = path.stat().st_mode & 0o077
+    except OSError:
+        return finding("configuration", f"no {path}")
+    try:
+        config = read_config(path)
+    except CliError as exc:
+        return finding("configuration", str(exc), "correct it, or remove it and `hypercast login URL`")
+    count = len(config.contexts)
+    found = f"{count} context{'s' * (count != 1)} in {path}"
+    if config.current and config.current not in config.contexts:
+        known = "hypercast context use NAME" if count else "hypercast login URL"
+        return finding("configuration", f"{found}, without the current one, {config.current!r}", f"`{known}`")
+    has_key = bool(config.api_key) or any(one.api_key for one in config.contexts.values())
+    if others and has_key:
+        return finding("configuration", f"{found}: other users can read its keys", f"`chmod 600 {path}`")
+    return finding("configuration", found)
+
+
 def check_port(port: int) -> Finding:
     """Check that the port is free, or in use by Hypercast."""
     check = f"port {port}"
@@ -201,7 +225,8 @@ def is_hypercast(port: int) -> bool:
 
 def findings(data_dir: Path, port: int, vllm_python: Path) -> list[Finding]:
     """Return the finding of every check."""
-    reinstall = "run `make install` again"
+    in_checkout = (FOLDER.parent / "Makefile").is_file()
+    reinstall = "`make install`" if in_checkout else "`pip install --force-reinstall hypercast`"
     checks: list[Callable[[], Finding]] = [
         check_python,
         lambda: check_package("torch", reinstall),
@@ -214,6 +239,7 @@ def findings(data_dir: Path, port: int, vllm_python: Path) -> list[Finding]:
         check_shared_memory,
         lambda: check_disk(data_dir),
         lambda: check_port(port),
+        lambda: check_config(config_path(os.environ)),
     ]
     return [*(check() for check in checks), *check_confinement()]
 
@@ -236,14 +262,16 @@ COLUMNS = (
     show_default=True,
     help="Python of an environment that has vLLM.",
 )
+@click.option("--fix", is_flag=True, help="Show only what can be fixed, what is bad first, with how to.")
 @output_option
-def doctor_command(data_dir: Path, port: int | None, vllm_python: Path, form: str) -> int:
-    """Check this machine and suggest fixes. Exits with 1 if something is bad.
+def doctor_command(data_dir: Path, port: int | None, vllm_python: Path, fix: bool, form: str) -> int:
+    """Check this machine and suggest fixes. Exits with 1 if something is bad. Changes nothing.
 
     \b
     Examples:
       hypercast doctor
       hypercast doctor --data-dir ./data --port 8000
+      hypercast doctor --fix
       hypercast doctor -o wide
     """
     run = run_file.read(data_dir.expanduser().resolve())
@@ -251,7 +279,13 @@ def doctor_command(data_dir: Path, port: int | None, vllm_python: Path, form: st
         running = run.url if run and run.process() else None
         port = urlsplit(resolve(running, None).url).port or 8000
     found = findings(data_dir, port, vllm_python)
-    rows = [asdict(one) for one in found]
+    shown = found
+    if fix:
+        fixable = [one for one in found if one.fix]
+        shown = sorted(fixable, key=lambda one: one.verdict is not CheckOutcome.BAD)
+        if not shown:
+            note("nothing to fix")
+    rows = [asdict(one) for one in shown]
     if form == "table":
         _emit_findings(rows)
     else:
@@ -262,7 +296,7 @@ def doctor_command(data_dir: Path, port: int | None, vllm_python: Path, form: st
 def _emit_findings(rows: list[dict[str, str]]) -> None:
     """Write findings with their fixes below them, so that commands are shown whole."""
     width, colour = terminal_width(), colours_wanted()
-    label = max(len(row["check"]) for row in rows) + 2
+    label = max((len(row["check"]) for row in rows), default=0) + 2
     for row in rows:
         verdict = row["verdict"].ljust(6)
         head = row["check"].ljust(label) + (coloured(verdict) if colour else verdict)

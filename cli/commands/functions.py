@@ -9,6 +9,7 @@ import click
 
 from cli.client import Client, segment
 from cli.commands.share import shared
+from cli.completion import function_names
 from cli.errors import CliError, ForbiddenError, UsageError
 from cli.health import warn_if_unhealthy
 from cli.options import client_options, output_option, watch_option
@@ -175,7 +176,7 @@ def callable_functions(client: Client) -> list[dict[str, Any]]:
 
 
 @click.command("describe")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @output_option
 @client_options
 def describe_command(name: str, form: str, client: Client) -> None:
@@ -228,6 +229,7 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Created": f"{utc(function['created_at'])} ({age_of(function['created_at'])} ago)",
         "Version": f"{current['version']}, deployed {age_of(current['created_at'])} ago"
         + (f" by key {current['deployed_by']}" if current.get("deployed_by") else ""),
+        "Rollout": rolled_out(function.get("rollout")),
         "Owner": shared(function),
         "Task": current["task"],
         "Model": ", ".join(part for part in model if part),
@@ -246,6 +248,17 @@ def described(function: dict[str, Any], url: str) -> list[tuple[str, str]]:
         "Last start": live.get("reason", ""),
     }
     return [(label, text) for label, text in shown.items() if text]
+
+
+def rolled_out(rollout: dict[str, Any] | None) -> str:
+    """Return the last rollout in one line."""
+    if not rollout:
+        return ""
+    plan, state = rollout["plan"], rollout["state"].replace("_", " ")
+    text = f"version {plan['candidate']} {state} since {age_of(rollout['since'])}"
+    if rollout["state"] in ("starting", "running"):
+        return f"{text}, {plan['percent']:g} % of the requests"
+    return f"{text}: {rollout['reason']}"
 
 
 def scaled_by(scaling: dict[str, Any]) -> str:
@@ -296,7 +309,7 @@ def call_url(function: dict[str, Any], url: str) -> str:
 
 
 @click.command("rollback")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("--to", "version", type=int, help="Version to return to.  [default: the one before]")
 @output_option
 @client_options
@@ -318,7 +331,7 @@ def rollback_command(name: str, version: int | None, form: str, client: Client) 
 
 
 @click.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option
 @client_options

@@ -10,6 +10,7 @@ import click
 import httpx2
 
 from cli.client import Client, segment, server_events
+from cli.completion import function_names
 from cli.errors import CliError, MissingError, UsageError
 from cli.options import SECONDS, client_options
 from cli.output import emit_record, write
@@ -34,7 +35,7 @@ _UNITS = {
 
 
 @click.command("invoke")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option("-p", "--prompt", help="Text to continue (-: stdin).")
 @click.option("-i", "--input", "text", help="Text to embed.")
 @click.option("--image", type=click.Path(path_type=Path), help="Image file to classify.")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from cli.client import Client, segment
+from cli.completion import function_names
 from cli.errors import CliError, UsageError
 from cli.options import DURATION, client_options, output_option
 from cli.output import emit_record, emit_rows
@@ -134,7 +135,13 @@ def keys_command() -> None:
     show_default=True,
     help="What the key may do; see above.",
 )
-@click.option("--function", "functions", multiple=True, help="Only this function (repeatable).")
+@click.option(
+    "--function",
+    "functions",
+    multiple=True,
+    shell_complete=function_names,
+    help="Only this function (repeatable).",
+)
 @limit_options(liftable=False)
 @click.option("--expires", type=DURATION, help="Lifetime, such as 720h.  [default: no end]")
 @output_option

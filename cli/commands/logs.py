@@ -5,11 +5,12 @@ import json
 import click
 
 from cli.client import Client, segment
+from cli.completion import function_names
 from cli.options import client_options
 
 
 @click.command("logs")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option(
     "-n",
     "--lines",
@@ -33,8 +34,9 @@ from cli.options import client_options
 def logs_command(name: str, lines: int, follow: bool, form: str, client: Client) -> None:
     """Print the log of a function from all nodes: starts, phases, errors, a handler's output.
 
-    Nodes keep these lines in memory. A line names each node that was killed while it ran the function: its
-    log is in `logs/NODE.log` of the data directory of `hypercast up`.
+    Nodes keep these lines in memory, and the last MiB in a file, which the next node of the host shows after
+    a kill. A line names each node that was killed while it ran the function. With -f the lines of nodes that
+    come later are printed, too.
 
     \b
     Examples:

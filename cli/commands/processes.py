@@ -5,12 +5,14 @@ import sys
 
 import click
 
+from cli.interpreter import module_command
+
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def become(module: str, arguments: list[str]) -> None:
     """Replace this process, so that signals and exit codes are those of the program."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    os.execv(sys.executable, [*module_command(module), *arguments])
 
 
 @click.command("gateway", context_settings=PASS_THROUGH, add_help_option=False)

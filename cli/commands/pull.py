@@ -4,6 +4,7 @@ import click
 
 from cli.client import Client, segment
 from cli.commands.scaling import follow
+from cli.completion import function_names, node_names
 from cli.errors import CliError
 from cli.options import client_options, output_option
 from cli.output import emit_record
@@ -11,8 +12,13 @@ from cli.progress import note
 
 
 @click.command("pull")
-@click.argument("name")
-@click.option("--on", metavar="NODE", help="On this node's machine.  [default: one that has the image]")
+@click.argument("name", shell_complete=function_names)
+@click.option(
+    "--on",
+    metavar="NODE",
+    shell_complete=node_names,
+    help="On this node's machine.  [default: one that has the image]",
+)
 @output_option
 @client_options
 def pull_command(name: str, on: str | None, form: str, client: Client) -> None:

@@ -6,13 +6,21 @@ from typing import Any
 import click
 
 from cli.client import Client, raise_for, segment
+from cli.completion import function_names, node_names
 from cli.errors import CliError, ForbiddenError, UsageError
 from cli.options import client_options, output_option, scaling_options
 from cli.output import emit_record
 from cli.progress import StageLine, note
 from cli.values import duration
 
-_ON = click.option("--on", "on", multiple=True, metavar="NODE", help="Only on this node (repeatable).")
+_ON = click.option(
+    "--on",
+    "on",
+    multiple=True,
+    metavar="NODE",
+    shell_complete=node_names,
+    help="Only on this node (repeatable).",
+)
 
 
 _PLACES = {"gpu": "gpu memory", "host": "host memory", "disk": "the disk tier"}
@@ -46,11 +54,18 @@ def follow(client: Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command("scale")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option(
     "--instances", type=click.IntRange(0, 4096), metavar="N", help="Number of instances (0: asleep)."
 )
-@click.option("--on", "on", multiple=True, metavar="NODE", help="Place them on this node (repeatable).")
+@click.option(
+    "--on",
+    "on",
+    multiple=True,
+    metavar="NODE",
+    shell_complete=node_names,
+    help="Place them on this node (repeatable).",
+)
 @click.option(
     "--wait/--no-wait", default=True, help="Return when the number is reached, or at once.  [default: wait]"
 )
@@ -99,7 +114,7 @@ def scale_command(
 
 
 @click.command("warm")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option(
     "--nodes", type=click.IntRange(1, 4096), metavar="N", help="Number of nodes.  [default: every host]"
 )
@@ -124,7 +139,7 @@ def warm_command(name: str, nodes: int | None, on: tuple[str, ...], form: str, c
 
 
 @click.command("evict")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option(
     "--tier",
     type=click.Choice(["gpu", "host", "disk"]),

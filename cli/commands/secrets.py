@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from cli.client import Client, segment
+from cli.completion import function_names
 from cli.errors import MissingError, UsageError
 from cli.options import client_options, output_option
 from cli.output import emit_record, emit_rows
@@ -36,7 +37,7 @@ def secrets_command() -> None:
 
 
 @secrets_command.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.argument("key")
 @click.option(
     "--from-file",
@@ -85,7 +86,7 @@ def read_value(from_file: Path | None) -> str:
 
 
 @secrets_command.command("list")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @output_option
 @client_options
 def list_secrets(name: str, form: str, client: Client) -> None:
@@ -99,7 +100,7 @@ def list_secrets(name: str, form: str, client: Client) -> None:
 
 
 @secrets_command.command("delete")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.argument("key")
 @output_option
 @client_options

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from cli.client import Client, segment
+from cli.completion import function_names
 from cli.errors import UsageError
 from cli.options import client_options, output_option
 from cli.output import emit_record
@@ -43,7 +44,7 @@ def shared(function: dict[str, Any]) -> str:
 
 
 @click.command("share")
-@click.argument("name")
+@click.argument("name", shell_complete=function_names)
 @click.option(
     "--with", "share", multiple=True, metavar="TENANT|all", help="Let this tenant call it (repeatable)."
 )

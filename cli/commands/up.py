@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cli.errors import CliError, UsageError
+from cli.interpreter import module_command
 from cli.options import output_option
 from cli.output import emit_record
 from cli.progress import note
@@ -93,7 +94,7 @@ def start_detached(settings: UpSettings) -> None:
     reader, writer = os.pipe()
     with path.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli", *without_detach(sys.argv[1:]), "--ready-fd", str(writer)],
+            [*module_command("cli"), *without_detach(sys.argv[1:]), "--ready-fd", str(writer)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

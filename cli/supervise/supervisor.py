@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ import httpx2
 from setproctitle import setproctitle
 
 from cli.errors import CliError, UsageError
+from cli.interpreter import module_command
 from cli.progress import note
 from cli.supervise import run_file
 from cli.supervise.announce import announce
@@ -332,7 +332,7 @@ def gateway_names(count: int) -> list[str]:
 
 def zygote(program: str) -> Sequence[str]:
     """Return the command of the zygote that forks a program."""
-    return sys.executable, "-m", "cli.supervise.zygote", program
+    return *module_command("cli.supervise.zygote"), program
 
 
 def arguments(options: Options) -> list[str]:

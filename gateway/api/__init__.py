@@ -5,22 +5,33 @@
 - `admin_cluster`: scale, warm, drop, logs, nodes, instances, casts
 - `admin_functions`: functions
 - `admin_keys`: API keys and prices
+- `admin_rollouts`: rollouts of versions
 - `admin_secrets`: secrets of functions
 - `admin_usage`: usage reports
 - `app`: the application
 - `blob_collector`: deletion of unused blobs
-- `bodies`: JSON bodies of the administration, and the function that a request manages
+- `bodies`: bodies of requests, and the function that one of the administration manages
 - `cast_view`: a cast as it is shown
 - `function_operations`: the operations on functions, secrets and blobs
 - `function_view`: a function as the API shows it
 - `handlers`: the handlers of one gateway
+- `job_operations`: the operations on predictions, files and batches
 - `operations`: the table of all operations
+- `protocol_operations`: the operations of other protocols than OpenAI's completions and chat
+- `routes_batches`: /v1/batches
 - `routes_embeddings`: /v1/embeddings
+- `routes_files`: /v1/files
 - `routes_functions`: the generic invoke
 - `routes_generate`: completions and chat
+- `routes_inference`: the Open Inference Protocol
+- `routes_messages`: Anthropic's messages
 - `routes_models`: /v1/models
+- `routes_predictions`: /predictions
 - `routes_quote`: the price of a request before it runs
+- `routes_rerank`: /v1/rerank
+- `routes_responses`: /v1/responses
 - `routes_system`: probes, metrics, OpenAPI
+- `routes_tokens`: /tokenize and /detokenize
 - `routes_ui`: the console's files
 - `routes_watch`: the event stream of what the console shows
 - `uploads`: resumable uploads of blobs

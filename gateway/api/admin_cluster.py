@@ -22,8 +22,17 @@ from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
 from gateway.http.sse import ByteStream
 from gateway.requests.services import Services
-from gateway.schemas.admin import DropRequest, PullRequest, ScaleRequest, WarmRequest
-from gateway.schemas.answers import DroppedImage, InstanceList, NodeList, NodeView, ScaledFunction, view
+from gateway.schemas.admin import DrainRequest, DropRequest, PullRequest, ScaleRequest, WarmRequest
+from gateway.schemas.answers import (
+    CordonedNode,
+    DrainedNode,
+    DroppedImage,
+    InstanceList,
+    NodeList,
+    NodeView,
+    ScaledFunction,
+    view,
+)
 from gateway.schemas.parameters import FOLLOW, LINES, OF_CAST, OF_FUNCTION, SUMMARY
 from registry.records.change import NodeUp, Snapshot
 
@@ -38,6 +47,7 @@ class ClusterAdmin:
         self._scale = msgspec.json.Decoder(ScaleRequest)
         self._warm = msgspec.json.Decoder(WarmRequest)
         self._pull = msgspec.json.Decoder(PullRequest)
+        self._drain = msgspec.json.Decoder(DrainRequest)
         self._drop = msgspec.json.Decoder(DropRequest)
 
     async def scale(self, request: Request) -> ScaledFunction:
@@ -92,6 +102,26 @@ class ClusterAdmin:
         nodes = sorted(snapshot.nodes, key=lambda up: up.record.id)
         answer: msgspec.Struct = NodeList(nodes=[_node(up, snapshot) for up in nodes])
         return answer
+
+    async def cordon(self, request: Request) -> CordonedNode:
+        """Have no further instances started on a node."""
+        return await self._cordon(request, cordoned=True)
+
+    async def uncordon(self, request: Request) -> CordonedNode:
+        """Allow starts on a node again."""
+        return await self._cordon(request, cordoned=False)
+
+    async def _cordon(self, request: Request, *, cordoned: bool) -> CordonedNode:
+        node = request.path_params["node"]
+        await self._services.cluster.cordon(node, cordoned=cordoned)
+        return CordonedNode(node=node, cordoned=cordoned)
+
+    async def drain(self, request: Request) -> DrainedNode:
+        """Move what runs on a node to others."""
+        node = request.path_params["node"]
+        payload = await read_json(request, self._services, self._drain, absent=b"{}")
+        left = await self._services.cluster.drain(node, wait=payload.wait)
+        return DrainedNode(node=node, instances=left)
 
     async def instances(self, request: Request) -> InstanceList:
         """List the instances; a group is one, with its members."""

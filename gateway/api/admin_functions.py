@@ -86,12 +86,16 @@ class FunctionAdmin:
             replaced = await self._replaced(payload)
             await lease.renew()
             is_tenant = not may(key, Right.ADMIN)
-            version = await self._services.state.create_version(draft, scaling, access, unreserved=is_tenant)
+            version = await self._services.state.create_version(
+                draft, scaling, access, unreserved=is_tenant, becomes_current=payload.make_current
+            )
             self._collector.unpin(blobs)
         request_context(request.scope).set_version(version)
         _log.info("registered %s:%d", version.function, version.version)
         with contextlib.suppress(NotFound):  # deleted at once
-            self._services.functions.set_current(await self._services.state.function(payload.name), version)
+            head = await self._services.state.function(payload.name)
+            if head.current == version.version:
+                self._services.functions.set_current(head, version)
         return CreatedFunction(
             name=version.function,
             version=version.version,
@@ -155,7 +159,8 @@ class FunctionAdmin:
         version = await self._services.state.version(function.name, number)
         await self._check_secrets(version)
         await self._services.cluster.ensure_host_copy(version)
-        function = await self._services.state.set_current(function.name, number)
+        at = self._services.clock.wall_s()
+        function = await self._services.state.set_current(function.name, number, at=at)
         self._services.functions.set_current(function, version)
         return await self.show(request)
 

@@ -11,17 +11,26 @@ from gateway.api.admin_audit import AuditRoutes
 from gateway.api.admin_cluster import ClusterAdmin
 from gateway.api.admin_functions import FunctionAdmin
 from gateway.api.admin_keys import KeyAdmin
+from gateway.api.admin_rollouts import RolloutAdmin
 from gateway.api.admin_secrets import SecretAdmin
 from gateway.api.admin_usage import UsageRoutes
 from gateway.api.blob_collector import BlobCollector
 from gateway.api.handlers import Handlers
 from gateway.api.operations import OPERATIONS, WATCHED, client_operations
+from gateway.api.routes_batches import BatchRoutes
 from gateway.api.routes_embeddings import EmbeddingRoutes
+from gateway.api.routes_files import FileRoutes
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.api.routes_generate import GenerateRoutes
+from gateway.api.routes_inference import InferenceRoutes
+from gateway.api.routes_messages import MessageRoutes
 from gateway.api.routes_models import ModelRoutes
+from gateway.api.routes_predictions import PredictionRoutes
 from gateway.api.routes_quote import QuoteRoutes
+from gateway.api.routes_rerank import RerankRoutes
+from gateway.api.routes_responses import ResponseRoutes
 from gateway.api.routes_system import SystemRoutes
+from gateway.api.routes_tokens import TokenRoutes
 from gateway.api.routes_ui import UiRoutes
 from gateway.api.routes_watch import WatchRoutes
 from gateway.api.uploads import BlobRoutes
@@ -81,16 +90,23 @@ def make_handlers(
     """Return the handlers of one gateway."""
     generate, embed = GenerateRoutes(services), EmbeddingRoutes(services)
     functions = FunctionRoutes(services, generate, embed)
+    tokens, system = TokenRoutes(services), SystemRoutes(services, partial(document, operations))
     return Handlers(
         generate=generate,
         embed=embed,
+        messages=MessageRoutes(services, generate, tokens),
+        responses=ResponseRoutes(services, generate),
+        rerank=RerankRoutes(services),
+        tokens=tokens,
+        inference=InferenceRoutes(services, system),
         functions=functions,
         models=ModelRoutes(services),
         quotes=QuoteRoutes(services, functions),
-        system=SystemRoutes(services, partial(document, operations)),
+        system=system,
         blobs=BlobRoutes(services, collector),
         admin=FunctionAdmin(services, collector),
         cluster=ClusterAdmin(services),
+        rollouts=RolloutAdmin(services),
         keys=KeyAdmin(services),
         secrets=SecretAdmin(services),
         usage=UsageRoutes(services, None if archive is None else archive.ledger),
@@ -98,4 +114,7 @@ def make_handlers(
         audit=AuditRoutes(services),
         watch=WatchRoutes(services),
         ui=UiRoutes(),
+        predictions=PredictionRoutes(services),
+        files=FileRoutes(services),
+        batches=BatchRoutes(services),
     )

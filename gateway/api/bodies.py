@@ -1,4 +1,4 @@
-"""What requests of the administration name: their JSON bodies, and the function that the key manages."""
+"""The bodies of requests, and the function that one of the administration names."""
 
 from typing import TypeVar
 
@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from gateway.core.request_context import request_context
 from gateway.core.rights import Right, may
+from gateway.core.settings import RequestLimits
 from gateway.http.limits import decode, read_body
 from gateway.requests.services import Services
 from gateway.tenants.access import require_manage, require_named
@@ -31,3 +32,8 @@ async def read_json(
     """Return the decoded body, `absent` if it is empty. Raises ApiError, ClientGone, ValidationError."""
     limits = services.settings.limits
     return decode(await read_body(request.scope, request.receive, limits) or absent, decoder, limits)
+
+
+async def read_text(request: Request, limits: RequestLimits) -> bytes:
+    """Return the body of a request for a text's work. Raises ApiError, ClientGone."""
+    return await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)

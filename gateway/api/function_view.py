@@ -26,11 +26,12 @@ def function_view(
     instances = [one for one in cluster.instances if one.function == function.name and one.takes_calls]
     known = [change.record for change in cluster.live]
     live = [one for one in known if (one.function, one.version) == (function.name, current.version)]
+    rollout = function.rollout
     if not may_see_tenant(key, access.owner):
         # A digest is enough to deploy what it names, so it is shown only to those that may have that.
         outline = replace(current, image=None, manifest=None, assets={}, deployed_by="")
         current = replace(outline, secrets=(), source="", revision="")
-        instances, live, history, shared_with, decision = [], [], UNSET, (), UNSET
+        instances, live, history, shared_with, decision, rollout = [], [], UNSET, (), UNSET, None
     return FunctionView(
         name=function.name,
         current=current,
@@ -43,5 +44,6 @@ def function_view(
         instances=instances,
         live=live[0] if live else None,
         decision=decision,
+        rollout=rollout,
         history=history,
     )

@@ -5,6 +5,8 @@ from typing import Any
 
 from gateway.api.function_operations import FUNCTION_OPERATIONS
 from gateway.api.handlers import Handlers, Select
+from gateway.api.job_operations import JOB_OPERATIONS
+from gateway.api.protocol_operations import PROTOCOL_OPERATIONS
 from gateway.api.usage_operations import USAGE_OPERATIONS
 from gateway.core.rights import Right
 from gateway.schemas import admin, answers
@@ -26,6 +28,22 @@ def _call(
 ) -> Operation[Handlers]:
     return Operation(
         "post", path, handler, summary, answer, needs=Right.CALL, body=body, others=others, calls=True
+    )
+
+
+def _on_node(path: str, handler: Select, summary: str, answer: type, **more: Any) -> Operation[Handlers]:
+    return Operation(
+        "post",
+        f"/admin/nodes/{{node}}{path}",
+        handler,
+        summary,
+        answer,
+        needs=Right.ADMIN,
+        parameters=(p.NODE_ID,),
+        failures=(404, 503, 504),
+        empty_body="body" in more,
+        audit=Audit(f"node.{path.removeprefix('/')}"),
+        **more,
     )
 
 
@@ -75,6 +93,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         failures=(404,),
         unaudited="it changes nothing",
     ),
+    *PROTOCOL_OPERATIONS,
     Operation("get", "/v1/models", lambda to: to.models.models, "The functions", ModelList, needs=Right.CALL),
     Operation(
         "get",
@@ -99,6 +118,7 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         parameters=(p.FUNCTION_SPEC, p.TOP_K),
         calls=True,
     ),
+    *JOB_OPERATIONS,
     *FUNCTION_OPERATIONS,
     Operation(
         "get",
@@ -107,6 +127,15 @@ OPERATIONS: tuple[Operation[Handlers], ...] = (
         "The nodes",
         answers.NodeList,
         needs=Right.READ_CLUSTER,
+    ),
+    _on_node("/cordon", lambda to: to.cluster.cordon, "Start nothing more on it", answers.CordonedNode),
+    _on_node("/uncordon", lambda to: to.cluster.uncordon, "Allow starts on it again", answers.CordonedNode),
+    _on_node(
+        "/drain",
+        lambda to: to.cluster.drain,
+        "Cordon it, and move what runs there to other nodes",
+        answers.DrainedNode,
+        body=admin.DrainRequest,
     ),
     Operation(
         "get",

@@ -1,25 +1,23 @@
 """POST /functions/{name}[:version]/invoke, the endpoint of all tasks."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
-from gateway.api.routes_embeddings import EmbeddingReply, EmbeddingRoutes
+from gateway.api.routes_embeddings import EmbeddingRoutes
 from gateway.api.routes_generate import GenerateReply, GenerateRoutes
 from gateway.core.errors import Unprocessable, from_validation
 from gateway.core.request_context import RequestContext, request_context
-from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import check_json, decode, read_body
 from gateway.http.pieces import encode_array
-from gateway.http.responses import raw_json
 from gateway.inference.assets import ModelAssets
 from gateway.inference.images import pixels
 from gateway.inference.tokenization import split_prompts
-from gateway.requests.billed_request import BilledRequest
-from gateway.requests.compute import Vector, rows, run_compute, top_labels
+from gateway.requests.compute import Vector, top_labels
+from gateway.requests.encoder_reply import EncoderAnswer, EncoderPlan, EncoderReply
 from gateway.requests.handler_reply import HandlerReply
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import require_input
@@ -30,7 +28,6 @@ from gateway.schemas.functions import (
 )
 from gateway.schemas.openai import ChatRequest, CompletionRequest, EmbeddingRequest, Object
 from gateway.schemas.parameters import TOP_K
-from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.node import Array, Compute
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
@@ -39,8 +36,6 @@ _INLINE_BYTES = 1 << 20
 _TEXT_TASKS = (FunctionTask.GENERATE, FunctionTask.EMBED)
 
 T = TypeVar("T")
-Kind = Literal["classify", "text_features", "image_features"]
-Shape = Callable[[Sequence[Vector]], Awaitable[bytes]]
 
 
 class FunctionRoutes:
@@ -58,8 +53,8 @@ class FunctionRoutes:
         """Call a function; the body depends on its task."""
         context = request_context(request.scope)
         spec = request.path_params["function"]
-        functions, caller = self._services.functions, context.caller
-        version = functions.known(spec, caller) or await functions.resolve(spec, caller)
+        functions = self._services.functions
+        version = functions.chosen(spec, context) or await functions.choose(spec, context)
         context.set_version(version)
         if not self._services.health.alive:
             self._services.health.require_alive()
@@ -80,7 +75,7 @@ class FunctionRoutes:
 
     async def text_reply(
         self, context: RequestContext, version: FunctionVersion, spec: str, body: bytes
-    ) -> GenerateReply | EmbeddingReply:
+    ) -> GenerateReply | EncoderReply:
         """Return the response to a call of a function of texts, which is made when that is sent."""
         given = decode(body, self._object, self._services.settings.limits) | {"model": spec}
         require_input(version, given)
@@ -105,13 +100,13 @@ class FunctionRoutes:
             image, top_k = payload.image, payload.top_k
         array = await self._pixels(context, body, image, assets)
 
-        async def shape(vectors: Sequence[Vector]) -> bytes:
+        async def answer(vectors: Sequence[Vector], _: int) -> EncoderAnswer:
             best = top_labels(vectors[0], assets.labels, top_k)
-            return msgspec.json.encode(ClassifyResponse(labels=best))
+            return EncoderAnswer(body=msgspec.json.encode(ClassifyResponse(labels=best)))
 
-        return EncoderReply(
-            self._services, context, version, "classify", pixels=array, output="logits", shape=shape
-        )
+        work = Compute(request_id="", instance_id="", kind="classify", pixels=array)
+        plan = EncoderPlan(context=context, version=version, works=(work,), output="logits")
+        return EncoderReply(self._services, plan, answer)
 
     async def _feature_extraction(
         self, context: RequestContext, version: FunctionVersion, request: Request, body: bytes
@@ -120,16 +115,21 @@ class FunctionRoutes:
         assets = await self._services.assets.get(version)
         if _is_image(request):
             array = await self._pixels(context, body, body, assets)
-            return EncoderReply(self._services, context, version, "image_features", pixels=array)
+            return self._features_reply(context, version, _image_work(array))
         payload = await self._large(context, body, decode, self._features, limits, limits.image_json)
         if payload.image is not None and payload.text is None:
             array = await self._pixels(context, body, payload.image, assets)
-            return EncoderReply(self._services, context, version, "image_features", pixels=array)
+            return self._features_reply(context, version, _image_work(array))
         if payload.text is None or payload.image is not None:
             raise Unprocessable("give exactly one of 'text' and 'image'", param="text")
         texts = split_prompts(payload.text, param="text", limit=limits.inputs)
         ids = await self._services.encoder(version, assets, context).prompts(texts, param="text")
-        return EncoderReply(self._services, context, version, "text_features", token_ids=tuple(ids))
+        work = Compute(request_id="", instance_id="", kind="text_features", token_ids=tuple(ids))
+        return self._features_reply(context, version, work)
+
+    def _features_reply(self, context: RequestContext, version: FunctionVersion, work: Compute) -> ASGIApp:
+        plan = EncoderPlan(context=context, version=version, works=(work,), output="features")
+        return EncoderReply(self._services, plan, _features_response)
 
     async def _large(
         self, context: RequestContext, body: bytes, decoder: Callable[..., T], *args: object
@@ -147,50 +147,13 @@ class FunctionRoutes:
         return await executor.run(context.caller.tenant, len(body), pixels, image, assets.preprocessor)
 
 
-async def _features_response(vectors: Sequence[Vector]) -> bytes:
+def _image_work(array: Array) -> Compute:
+    return Compute(request_id="", instance_id="", kind="image_features", pixels=array)
+
+
+async def _features_response(vectors: Sequence[Vector], _: int) -> EncoderAnswer:
     features = await encode_array(vector.tolist() for vector in vectors)
-    return msgspec.json.encode({"features": features})
-
-
-class EncoderReply:
-    """The response of one forward pass of an encoder, as JSON."""
-
-    def __init__(
-        self,
-        services: Services,
-        context: RequestContext,
-        version: FunctionVersion,
-        kind: Kind,
-        *,
-        pixels: Array | None = None,
-        token_ids: tuple[tuple[int, ...], ...] = (),
-        output: str = "features",
-        shape: Shape = _features_response,
-    ) -> None:
-        self._services = services
-        self._context = context
-        self._version = version
-        self._kind = kind
-        self._pixels = pixels
-        self._token_ids = token_ids
-        self._output = output
-        self._shape = shape
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with CancelOnDisconnect(scope) as guard:
-            bound = WorkBound(prompt_tokens=sum(map(len, self._token_ids)))
-            async with BilledRequest(self._services, self._context, self._version, bound) as job:
-                work = Compute(
-                    request_id=job.next_call_id(),
-                    instance_id="",
-                    kind=self._kind,
-                    pixels=self._pixels,
-                    token_ids=self._token_ids,
-                )
-                answer = await self._shape(rows(await run_compute(job, work), self._output))
-                await job.complete()
-            guard.disarm()
-            await raw_json(answer, headers=job.headers(final=True))(scope, receive, send)
+    return EncoderAnswer(body=msgspec.json.encode({"features": features}))
 
 
 def _convert(given: Object, kind: type[T]) -> T:

@@ -8,19 +8,22 @@ from typing import Annotated, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.core.errors import ApiError, BadRequest, Unprocessable, from_validation
 from gateway.core.ids import model_object_id
 from gateway.core.request_context import RequestContext, request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.inference.assets import ModelAssets
 from gateway.inference.tokenization import Prompt, split_prompts, token_budget
 from gateway.inference.tool_calls import ToolForm
-from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyFormat, ReplyOptions
+from gateway.requests.formats import CHAT, COMPLETIONS
+from gateway.requests.forwarded_chat import Relay, Translated, Verbatim
 from gateway.requests.forwarded_reply import ForwardedReply
 from gateway.requests.forwarding import plan_forward, runs_by_tokens, sampling_defaults, with_defaults
 from gateway.requests.generation import GenerationChoice, bad_word_ids, make_sampling, stop_strings
 from gateway.requests.generation_reply import GenerationPlan, StreamReply, WholeReply
 from gateway.requests.grammar import TextGrammar, TextRules, requested_grammar
+from gateway.requests.reply_format import ReplyForm, ReplyOptions
 from gateway.requests.services import Services
 from gateway.requests.task_inputs import wrong_task
 from gateway.requests.tool_choice import is_forced, tools_of
@@ -35,7 +38,6 @@ from gateway.schemas.openai import (
 )
 from registry.images.adapters import split_adapter
 from registry.messages.forward import ForwardPath
-from registry.records.api_key import ApiKey
 from registry.records.engine import EngineKind
 from registry.records.function import FunctionTask, FunctionVersion
 
@@ -72,22 +74,35 @@ class GenerateRoutes:
         self, request: Request, decoder: msgspec.json.Decoder[_Payload], kind: type[_Payload]
     ) -> GenerateReply:
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         context = request_context(request.scope)
         try:
             payload = decode(body, decoder, limits)
         except Unprocessable:
-            version = await self._foreign_version(body, context.caller)
+            version = await self._foreign_version(body, context)
             if version is None:
                 raise
             return await self._forwarded(context, version, body, kind)
         name, adapter = split_adapter(payload.model)
-        version = await self._services.functions.resolve(name, context.caller)
+        version = await self._services.functions.choose(name, context)
         if adapter:
             return await self._forwarded(context, version, body, kind)
         if version.engine is EngineKind.NATIVE:
             refuse_misspelt(body, kind)
         return await self.reply(context, version, payload, body)
+
+    async def translated(self, context: RequestContext, chat: Object, form: ReplyForm) -> GenerateReply:
+        """Return the response, in another protocol's form, to its request as the body of a chat."""
+        try:
+            payload = msgspec.convert(chat, ChatRequest)
+        except msgspec.ValidationError as error:
+            raise from_validation(error) from None
+        name, adapter = split_adapter(payload.model)
+        version = await self._services.functions.resolve(name, context.caller)
+        body = msgspec.json.encode(chat)
+        if adapter:
+            return await self._forwarded(context, version, body, ChatRequest, form)
+        return await self.reply(context, version, payload, body, form)
 
     async def reply(
         self,
@@ -95,26 +110,30 @@ class GenerateRoutes:
         version: FunctionVersion,
         payload: CompletionRequest | ChatRequest,
         body: bytes,
+        form: ReplyForm | None = None,
     ) -> GenerateReply:
-        """Return the response to the validated request of a body, by what runs the version."""
+        """Return the response to the validated request of a body, by what runs the version.
+
+        It has the form of its own endpoint unless one is given.
+        """
         if version.engine is not EngineKind.NATIVE:
             assets = await self._services.assets.get(version)
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             defaults = sampling_defaults(assets.generation, version.engine_args)
             by_tokens = runs_by_tokens(payload, fields, has_tokenizer=assets.tokenizer is not None)
             if defaults is None or not by_tokens:
-                return await self._forwarded(context, version, body, type(payload))
+                return await self._forwarded(context, version, body, type(payload), form)
             payload = with_defaults(payload, defaults)
         if isinstance(payload, ChatRequest):
-            return await self._chat_reply(context, version, payload, body_bytes=len(body))
+            return await self._chat_reply(context, version, payload, form or CHAT, body_bytes=len(body))
         return await self._completion_reply(context, version, payload)
 
-    async def _foreign_version(self, body: bytes, caller: ApiKey) -> FunctionVersion | None:
+    async def _foreign_version(self, body: bytes, context: RequestContext) -> FunctionVersion | None:
         """Return the version that a body names, if another engine runs it: its server validates the body."""
         try:
             addressed = decode(body, self._addressed, self._services.settings.limits)
             name, _ = split_adapter(addressed.model)
-            version = await self._services.functions.resolve(name, caller)
+            version = await self._services.functions.choose(name, context)
         except ApiError:
             return None
         return None if version.engine is EngineKind.NATIVE else version
@@ -125,13 +144,26 @@ class GenerateRoutes:
         version: FunctionVersion,
         body: bytes,
         kind: type[CompletionRequest | ChatRequest],
+        form: ReplyForm | None = None,
     ) -> ForwardedReply:
         context.set_version(version)
         self._services.health.require_alive()
         limits = self._services.settings.limits
         plan = await asyncio.to_thread(plan_forward, body, version, context.caller.tenant, limits)
         path: ForwardPath = "/v1/chat/completions" if kind is ChatRequest else "/v1/completions"
-        return ForwardedReply(self._services, context, version, path, plan)
+        relay: Relay = Verbatim()
+        if form is not None:
+            options = ReplyOptions(
+                id=model_object_id(form.prefix, context.request_id),
+                model=self._addressed.decode(body).model,
+                created=int(context.received_at),
+                token_text=str,
+                token_ids=False,
+                logprobs=None,
+                include_usage=False,
+            )
+            relay = Translated(form.make(options))
+        return ForwardedReply(self._services, context, version, path, plan, relay)
 
     async def _completion_reply(
         self, context: RequestContext, version: FunctionVersion, payload: CompletionRequest
@@ -157,11 +189,16 @@ class GenerateRoutes:
             texts = await asyncio.to_thread(_texts, given, assets)
             each = payload.n or 1
             choices = [replace(choice, echo=texts[choice.index // each]) for choice in choices]
-        options = self._options("cmpl", context, assets, payload, payload.logprobs)
-        return self._reply(context, version, assets, choices, CompletionFormat(options), payload)
+        return self._reply(context, version, assets, choices, COMPLETIONS, payload, payload.logprobs)
 
     async def _chat_reply(
-        self, context: RequestContext, version: FunctionVersion, payload: ChatRequest, *, body_bytes: int
+        self,
+        context: RequestContext,
+        version: FunctionVersion,
+        payload: ChatRequest,
+        form: ReplyForm,
+        *,
+        body_bytes: int,
     ) -> GenerateReply:
         """Return the response to a validated chat request, of a body of that size."""
         assets = await self._prepare(context, version, payload)
@@ -182,10 +219,9 @@ class GenerateRoutes:
             rules=await _rules(payload, version, assets),
         )
         if names := frozenset(tools_of(payload)):
-            form = tool_form_of(payload, assets)
-            choices = [replace(choice, tools=names, tool_form=form) for choice in choices]
-        options = self._options("chatcmpl", context, assets, payload, logprobs)
-        return self._reply(context, version, assets, choices, ChatFormat(options), payload)
+            tool_form = tool_form_of(payload, assets)
+            choices = [replace(choice, tools=names, tool_form=tool_form) for choice in choices]
+        return self._reply(context, version, assets, choices, form, payload, logprobs)
 
     async def _prepare(
         self, context: RequestContext, version: FunctionVersion, payload: GenerateFields
@@ -245,16 +281,18 @@ class GenerateRoutes:
                 )
         return choices
 
-    def _options(
+    def _reply(
         self,
-        prefix: str,
         context: RequestContext,
+        version: FunctionVersion,
         assets: ModelAssets,
+        choices: Sequence[GenerationChoice],
+        form: ReplyForm,
         payload: GenerateFields,
         logprobs: int | None,
-    ) -> ReplyOptions:
-        return ReplyOptions(
-            id=model_object_id(prefix, context.request_id),
+    ) -> GenerateReply:
+        options = ReplyOptions(
+            id=model_object_id(form.prefix, context.request_id),
             model=payload.model,
             created=int(context.received_at),
             token_text=assets.token_text,
@@ -262,24 +300,14 @@ class GenerateRoutes:
             token_ids=bool(payload.return_token_ids) or assets.tokenizer is None,
             logprobs=logprobs,
             include_usage=_include_usage(payload),
+            prompt_tokens=len(choices[0].prompt_ids),
         )
-
-    def _reply(
-        self,
-        context: RequestContext,
-        version: FunctionVersion,
-        assets: ModelAssets,
-        choices: Sequence[GenerationChoice],
-        form: ReplyFormat,
-        payload: GenerateFields,
-    ) -> GenerateReply:
         plan = GenerationPlan(
             context=context,
             version=version,
             assets=assets,
             choices=choices,
-            format=form,
-            include_usage=_include_usage(payload),
+            format=form.make(options),
         )
         return StreamReply(self._services, plan) if payload.stream else WholeReply(self._services, plan)
 

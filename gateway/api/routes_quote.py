@@ -3,10 +3,11 @@
 import msgspec
 from starlette.requests import Request
 
+from gateway.api.bodies import read_text
 from gateway.api.routes_functions import FunctionRoutes
 from gateway.core.errors import Unprocessable
 from gateway.core.request_context import request_context
-from gateway.http.limits import decode, read_body
+from gateway.http.limits import decode
 from gateway.inference.tokenization import split_prompts
 from gateway.requests.services import Services
 from gateway.schemas.answers import Quote, QuotePart
@@ -39,7 +40,7 @@ class QuoteRoutes:
     async def quote(self, request: Request) -> Quote:
         """Validate and tokenize a request as if it were to run, and return what it may cost."""
         limits = self._services.settings.limits
-        body = await read_body(request.scope, request.receive, limits, limit_bytes=limits.text_bytes)
+        body = await read_text(request, limits)
         model = decode(body, self._addressed, limits).model
         name, _ = split_adapter(model)
         version = await self._services.functions.resolve(name, request_context(request.scope).caller)

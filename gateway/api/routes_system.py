@@ -38,21 +38,21 @@ class SystemRoutes:
 
         It is ready when Redis is available, the expected nodes have joined, and it is not draining.
         """
-        reasons = self._reasons()
+        reasons = self.reasons()
         if reasons:
             return json_response(Readiness(status="not ready", reasons=reasons), status=503)
         return json_response(Readiness(status="ready"))
 
     async def readyz_status(self, request: Request) -> Response:
         """Return of the readiness what a stranger may see."""
-        if self._reasons():
+        if self.reasons():
             return json_response(Readiness(status="not ready"), status=503)
         return json_response(Readiness(status="ready"))
 
     async def health(self, request: Request) -> Response:
         """Return a summary; 503 with the same body while not ready."""
         services, view = self._services, self._services.cluster.view()
-        reasons = self._reasons()
+        reasons = self.reasons()
         states = [instance.state for instance in view.instances if instance.takes_calls]
         rates = [up.record.link_rate_bytes_s for up in view.nodes if up.record.link_rate_bytes_s]
         body = Health(
@@ -72,7 +72,7 @@ class SystemRoutes:
 
     async def status(self, request: Request) -> Response:
         """Return of the summary what a stranger may see."""
-        reasons = self._reasons()
+        reasons = self.reasons()
         status = HealthStatus(
             status="ready" if not reasons else "not ready",
             state="alive" if self._services.health.alive else "silent",
@@ -87,7 +87,8 @@ class SystemRoutes:
         """Return the OpenAPI document."""
         return raw_json(self._document())
 
-    def _reasons(self) -> list[str]:
+    def reasons(self) -> list[str]:
+        """Return why this gateway is not ready, nothing if it is."""
         services = self._services
         reasons = []
         if services.limiter.phase is ServingPhase.DRAINING:

@@ -13,7 +13,7 @@ from gateway.billing.outbox_record import OutboxRecord
 from gateway.core.contract import Assigned, CallUsage, OnSettled
 from gateway.core.errors import ApiError
 from gateway.core.open_call import OpenCall
-from gateway.core.request_context import RequestContext
+from gateway.core.request_context import DeferredBill, RequestContext
 from gateway.tenants.state_health import HealthCheck
 from rdmacast.aio.shielded import abandon, wait_shielded
 from registry.clock import Clock
@@ -189,23 +189,14 @@ class Biller:
         version: FunctionVersion,
         runs: Sequence[OpenCall],
         status: RequestStatus,
-    ) -> None:
-        """Write the request's record, and return once the ledger has it.
+    ) -> RequestRecord | None:
+        """Write the request's record, and return it once the ledger has it; None if it has none.
 
         Raises BillingFailed; the record is written later then, and costs nothing.
         """
-        uses = runs[0].used if len(runs) == 1 else tuple([use for run in runs for use in run.used])
-        record = make_record(
-            context=context,
-            version=version,
-            runs=runs,
-            uses=uses,
-            status=status,
-            ended_at=max(self._clock.wall_s(), context.received_at),
-            health=self.health,
-        )
+        uses, record = self._made(context, version, runs, status)
         if record is None:
-            return
+            return None
         self._in_progress += 1
         try:
             until_s = self._loop.time() + _WRITE_TIMEOUT_S
@@ -229,10 +220,51 @@ class Biller:
                     raise failure
             if cancelled is not None:
                 raise cancelled
+            return record
         finally:
             self._in_progress -= 1
             if not self._in_progress:
                 self._quiet.set()
+
+    def defer(
+        self,
+        context: RequestContext,
+        version: FunctionVersion,
+        runs: Sequence[OpenCall],
+        status: RequestStatus,
+        bill: DeferredBill,
+    ) -> None:
+        """Make the request's record, for `write_deferred`."""
+        bill.uses, bill.record = self._made(context, version, runs, status)
+
+    async def write_deferred(self, record: RequestRecord, uses: Sequence[CallUsage] = ()) -> None:
+        """Write the record of a job, which may have been written before. Raises StateUnavailable."""
+        entry = OutboxRecord(record, uses)
+        try:
+            await entry.write(self._ledger)
+        except StateUnavailable as error:
+            self.health.report(alive=False, reason=str(error))
+            raise
+        self._on_settled(entry.uses)
+
+    def _made(
+        self,
+        context: RequestContext,
+        version: FunctionVersion,
+        runs: Sequence[OpenCall],
+        status: RequestStatus,
+    ) -> tuple[tuple[CallUsage, ...], RequestRecord | None]:
+        uses = runs[0].used if len(runs) == 1 else tuple([use for run in runs for use in run.used])
+        record = make_record(
+            context=context,
+            version=version,
+            runs=runs,
+            uses=uses,
+            status=status,
+            ended_at=max(self._clock.wall_s(), context.received_at),
+            health=self.health,
+        )
+        return uses, record
 
     def _result(self, write: asyncio.Future[bool]) -> "_WriteResult":
         if write.cancelled():

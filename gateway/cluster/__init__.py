@@ -18,4 +18,5 @@
 - `start_assets`: manifests and small files that a start needs
 - `state_cache`: the cluster state, a fold of the change feed
 - `sync`: keeps the state cache up to date
+- `traffic_sums`: what all gateways together have served
 """

@@ -37,6 +37,7 @@ from registry.records.fence import NO_FENCE
 from registry.records.function import Function, FunctionVersion
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.node import NodeRecord, Tier
+from registry.records.rollout import Rollout
 
 # After an outage of Redis, or a stall of this process, every node has this long to send a heartbeat.
 GRACE_S = 3.0
@@ -67,6 +68,7 @@ class ClusterStateCache:
         # Whether an expired node is back, of which only a snapshot has the instances.
         self.needs_snapshot = False
         self.functions: dict[str, Function] = {}
+        self.rollouts: dict[str, Rollout] = {}  # those in progress, by function
         self.scale_requests: deque[ReceivedScaleRequest] = deque(maxlen=_MAX_SCALE_REQUESTS)
         self.casts = CastCache()
         self.cast_tracker = CastTracker()
@@ -111,7 +113,9 @@ class ClusterStateCache:
         self.disconnected_s, self.needs_snapshot, self._expired = None, False, {}
         before, held = self._nodes, self._instances
         self.cursor = snapshot.cursor
-        self.functions = {f.name: f for f in snapshot.functions}
+        self.functions, self.rollouts = {}, {}
+        for function in snapshot.functions:
+            self._put_function(function)
         self._versions, self._by_image, self.index = {}, {}, NodeIndex(self._image_of)
         for version in snapshot.versions:
             self.put_version(version)
@@ -150,10 +154,11 @@ class ClusterStateCache:
             case InstanceChanged(record=record):
                 self._change_instance(record)
             case FunctionChanged(function=function, version=version):
-                self.functions[function.name] = function
+                self._put_function(function)
                 self.put_version(version)
             case FunctionDeleted(name=name):
                 self.functions.pop(name, None)
+                self.rollouts.pop(name, None)
                 for key in [key for key in self._versions if key.function == name]:
                     self._set_version(key, None)
             case LoadReport():
@@ -211,6 +216,12 @@ class ClusterStateCache:
         """Add a version that the feed did not carry."""
         self._set_version(VersionKey(version.function, version.version), version)
 
+    def put_function(self, head: Function, current: FunctionVersion) -> None:
+        """Replace a function's head by one that was just stored, before the feed brings it."""
+        if head.name in self.functions:
+            self._put_function(head)
+            self.put_version(current)
+
     def set_draining(self, instance_id: str, draining: bool) -> None:
         """Take an instance out of routing before its node reports it as draining, or put it back."""
         if draining:
@@ -227,6 +238,20 @@ class ClusterStateCache:
     def current(self, function: str) -> FunctionVersion | None:
         head = self.functions.get(function)
         return None if head is None else self._versions.get(VersionKey(function, head.current))
+
+    def served(self, function: str) -> list[FunctionVersion]:
+        """Return the current version, and the one that is being rolled out."""
+        head = self.functions.get(function)
+        found = () if head is None else (self._versions.get(VersionKey(function, one)) for one in head.served)
+        return [version for version in found if version is not None]
+
+    def judged_versions(self) -> list[VersionKey]:
+        """Return the versions that rollouts in progress compare."""
+        return [
+            VersionKey(function, number)
+            for function, rollout in self.rollouts.items()
+            for number in (rollout.stable, rollout.plan.candidate)
+        ]
 
     def versions(self, image: str | None = None) -> list[FunctionVersion]:
         """Return the versions with this image, all without it."""
@@ -315,6 +340,13 @@ class ClusterStateCache:
         )
 
     # --- inside
+
+    def _put_function(self, function: Function) -> None:
+        self.functions[function.name] = function
+        if (rollout := function.active_rollout) is not None:
+            self.rollouts[function.name] = rollout
+        else:
+            self.rollouts.pop(function.name, None)
 
     def _usable(self, node: str) -> bool:
         return node in self.index.usable

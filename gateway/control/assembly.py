@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.billing.ack_batcher import AckBatcher
@@ -26,27 +26,34 @@ from gateway.control.leadership import TTL_S as LEASE_TTL_S
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls
 from gateway.control.node_loads import NodeLoadFollower
+from gateway.control.rollout_control import RolloutControl
+from gateway.core.audit_writer import AuditWriter
 from gateway.core.fixed_plan import FixedPlan
+from gateway.core.node_demand import NodeDemand
 from gateway.dispatch.admission import Admission, AdmissionLimits
 from gateway.dispatch.call_mover import CallMover
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.dispatcher import CallDispatcher, DispatchSettings
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.tokenizers import TokenizerSender
+from gateway.http.vllm_metrics import GenerationLoad
 from gateway.live.coordinator import LiveCoordinator
 from gateway.live.publisher import LiveStatePublisher
 from gateway.planning.cast_planner import CastPlanner
 from gateway.planning.cast_publisher import CastPublisher
 from gateway.planning.load_target import PolicyBySetting
+from gateway.planning.outlook import CapacityTable
 from gateway.planning.plan import PlannerSettings
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.policy import ScalerPolicy
 from gateway.planning.replicator import Replicator
+from gateway.planning.rollout_monitor import RolloutMonitor
 from rdmacast.protocol.handshake import Secret
 from registry.clock import Clock, SystemClock
 from registry.config.function_secrets import SecretVault
 from registry.images.store import Blobs
-from registry.state import ClusterState
+from registry.records.change import VersionLoad
+from registry.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,7 @@ class Control:
     _leadership: Leadership
     _controller: Controller
     _admission: Admission
+    _capacities: CapacityTable
 
     def __repr__(self) -> str:
         return f"<Control {self._leadership!r} {self.state_cache!r}>"
@@ -104,6 +112,11 @@ class Control:
     def ready(self) -> asyncio.Event:
         """Set once the cluster's state has been read."""
         return self._sync.ready
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway holds the controller lease."""
+        return self._leadership.epoch is not None
 
     async def drain(self) -> None:
         """Refuse new calls; return once those in progress have ended."""
@@ -123,6 +136,23 @@ class Control:
             desired={str(key): desired for key, desired in self._controller.desired.items()},
         )
 
+    def node_demands(self) -> tuple[NodeDemand, ...]:
+        """Return how many nodes each pool has, lacks and does not need; none while another gateway leads."""
+        return self._controller.node_demands()
+
+    def generation_loads(self) -> dict[str, GenerationLoad]:
+        """Return this gateway's calls by function; nodes report their KV caches to the leading one alone."""
+        usage = self._capacities.kv_usage(self.state_cache.instance)
+        found = {name: GenerationLoad(kv_usage=share) for name, share in usage.items()}
+        for load in self._admission.loads():
+            found[load.function] = _with_calls(found.get(load.function, GenerationLoad()), load)
+        return found
+
+
+def _with_calls(before: GenerationLoad, load: VersionLoad) -> GenerationLoad:
+    """Return the load with the calls of one version."""
+    return replace(before, running=before.running + load.in_flight, waiting=before.waiting + load.held)
+
 
 MakeDailyArchive = Callable[[Leadership], DailyArchive]
 
@@ -130,7 +160,7 @@ MakeDailyArchive = Callable[[Leadership], DailyArchive]
 @asynccontextmanager
 async def make_control(
     *,
-    state: ClusterState,
+    state: State,
     blobs: Blobs,
     dial: Dial,
     gateway_id: str,
@@ -146,7 +176,8 @@ async def make_control(
     """
     settings = settings or ControlSettings()
     cluster = _make_cluster(state, clock or SystemClock(), settings)
-    parts = _assemble(cluster, blobs, dial, gateway_id, settings, policy or PolicyBySetting(), daily_archive)
+    audit = AuditWriter(state, cluster.clock, gateway_id)
+    parts = _assemble(cluster, audit, blobs, dial, settings, policy or PolicyBySetting(), daily_archive)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(part.run(), name=f"control {type(part).__name__}") for part in parts.running
@@ -173,7 +204,7 @@ class _Parts:
     loads: DemandPublisher
 
 
-def _make_cluster(state: ClusterState, clock: Clock, settings: ControlSettings) -> ClusterContext:
+def _make_cluster(state: State, clock: Clock, settings: ControlSettings) -> ClusterContext:
     changes = ChangeCondition()
     backoff = BackoffTable(first_s=settings.planner.backoff_s, max_s=settings.planner.max_backoff_s)
     state_cache = ClusterStateCache(LinkRateCache(settings.link_bytes_s), backoff)
@@ -183,15 +214,17 @@ def _make_cluster(state: ClusterState, clock: Clock, settings: ControlSettings) 
 
 def _assemble(
     cluster: ClusterContext,
+    audit: AuditWriter,
     blobs: Blobs,
     dial: Dial,
-    gateway_id: str,
     settings: ControlSettings,
     policy: ScalerPolicy,
     daily_archive: MakeDailyArchive | None,
 ) -> _Parts:
     state, state_cache, changes, clock = cluster.state, cluster.state_cache, cluster.changes, cluster.clock
-    admission, progress, work = Admission(settings.limits), StartProgress(), ChangeCondition()
+    gateway_id = audit.gateway
+    admission = Admission(settings.limits, state_cache.judged_versions)
+    progress, work = StartProgress(), ChangeCondition()
     channels = NodeChannels(state_cache, changes, dial)
     settlement = AckBatcher(channels)
     loads = DemandPublisher(state, admission, gateway_id, ttl_s=settings.demand_ttl_s)
@@ -207,14 +240,15 @@ def _assemble(
     calls = NodeCalls(channels, state_cache, assets, CastPublisher(state), vault)
     publisher = LiveStatePublisher(state, state_cache, changes, clock, lambda: leadership.epoch)
     live = LiveCoordinator(state_cache, channels, assets, publisher, clock)
-    planners = _make_planners(cluster, settings, policy, live)
+    planners = _make_planners(cluster, settings, policy, live, RolloutMonitor(gateway_id))
     local = LocalLoad(gateway_id=gateway_id, admission=admission, slots=dispatcher.slots, progress=progress)
     decisions = DecisionPublisher(state)
-    controller = Controller(cluster, planners, local, calls, leadership, work, decisions)
+    rollouts = RolloutControl(cluster, planners.rollouts, audit)
+    controller = Controller(cluster, planners, local, calls, leadership, work, decisions, rollouts)
     moves = CallMover(state_cache, changes, channels, dispatcher.pipeline_calls, dispatcher.slots)
     control = Control(
         dispatcher=dispatcher,
-        cluster=ClusterControl(cluster, planners.scaling, planners.casts, calls, dispatcher.traffic),
+        cluster=ClusterControl(cluster, planners, calls, dispatcher.traffic),
         state_cache=state_cache,
         changes=changes,
         settlement=settlement,
@@ -222,6 +256,7 @@ def _assemble(
         _leadership=leadership,
         _controller=controller,
         _admission=admission,
+        _capacities=planners.scaling.outlook.capacities,
     )
     node_loads = NodeLoadFollower(cluster, channels, leadership, planners.scaling.outlook.capacities, work)
     running: list[_Running] = [cluster.sync, channels, loads, leadership, planners.live, moves, controller]
@@ -233,13 +268,17 @@ def _assemble(
 
 
 def _make_planners(
-    cluster: ClusterContext, settings: ControlSettings, policy: ScalerPolicy, live: LiveCoordinator
+    cluster: ClusterContext,
+    settings: ControlSettings,
+    policy: ScalerPolicy,
+    live: LiveCoordinator,
+    rollouts: RolloutMonitor,
 ) -> Planners:
     scaling = ScalingPlanner(policy, _instance_id, settings.planner, cluster.state_cache.backoff)
     cluster.state_cache.subscribe_ready(scaling.outlook.times.on_ready)
     casts = CastPlanner(fixed=settings.cast_plan)
     replicator = Replicator(scaling, settings.served_copies_bytes)
-    return Planners(scaling=scaling, replicator=replicator, casts=casts, live=live)
+    return Planners(scaling=scaling, replicator=replicator, casts=casts, live=live, rollouts=rollouts)
 
 
 def _instance_id(key: VersionKey) -> str:

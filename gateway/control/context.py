@@ -9,6 +9,7 @@ from gateway.live.coordinator import LiveCoordinator
 from gateway.planning.cast_planner import CastPlanner
 from gateway.planning.planner import ScalingPlanner
 from gateway.planning.replicator import Replicator
+from gateway.planning.rollout_monitor import RolloutMonitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Planners:
     replicator: Replicator
     casts: CastPlanner
     live: LiveCoordinator
+    rollouts: RolloutMonitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from gateway.control.context import LocalLoad, Planners
 from gateway.control.decisions import DecisionPublisher
 from gateway.control.leadership import Leadership
 from gateway.control.node_calls import NodeCalls, SourceLost
+from gateway.control.rollout_control import RolloutControl
+from gateway.core.node_demand import NodeDemand
 from gateway.planning.actions import (
     Action,
     DropAction,
@@ -28,7 +30,9 @@ from gateway.planning.actions import (
 from gateway.planning.debounce import DemandDebouncer, settle_s
 from gateway.planning.demand_sum import DemandSum
 from gateway.planning.link_peers import LinkPlanner
+from gateway.planning.node_demands import node_demands
 from gateway.planning.plan import Plan, VersionDemand
+from gateway.planning.rollouts import RolloutAction
 from registry.errors import ChannelClosed, RegistryError, RemoteError, reason_of
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import FunctionVersion
@@ -59,6 +63,7 @@ class Controller:
         leadership: Leadership,
         work: ChangeCondition,
         decisions: DecisionPublisher,
+        rollouts: RolloutControl,
     ) -> None:
         self.desired: dict[VersionKey, int] = {}
         self._state = cluster.state
@@ -70,6 +75,7 @@ class Controller:
         self._replicator = planners.replicator
         self._casts = planners.casts
         self._live = planners.live
+        self._rollouts = rollouts
         self._links = LinkPlanner()
         self._debouncer = DemandDebouncer(self._settle_s)
         self._demand_sum = DemandSum()
@@ -82,6 +88,7 @@ class Controller:
         cluster.changes.subscribe(work.notify)
         self._fence: Fence | None = None
         self._led_from_s: float | None = None
+        self._has_planned = False  # the planner's last step is of now
         self._starts: set[str] = set()  # in progress here
         self._stops: set[str] = set()  # of these, those that are being stopped
 
@@ -106,11 +113,21 @@ class Controller:
                 if 0 <= passed_s < _STEP_S:
                     await asyncio.sleep(_STEP_S - passed_s)
 
+    def node_demands(self) -> tuple[NodeDemand, ...]:
+        """Return how many nodes each pool has, lacks and does not need; none while another gateway leads."""
+        if not self._has_planned:
+            return ()
+        cache = self._state_cache
+        starting_on = {start.node for start in self._planner.pending.values()}
+        starting_on |= {node for _, node in self._planner.prefetching}
+        return node_demands(cache, self._planner.unplaced(cache), starting_on)
+
     def _plan(self) -> Plan:
         self._fence = self._leadership.fence
+        self._rollouts.note(self._local.admission.averages.traffic)
         if self._fence is None or not self._sync.alive:
             # Without the lease or the feed nothing is decided; actions in progress continue.
-            self.desired = {}
+            self.desired, self._has_planned = {}, False
             self._live.stand_down()
             for instance_id in self._planner.stand_down():
                 self._state_cache.set_draining(instance_id, False)
@@ -130,10 +147,11 @@ class Controller:
         self._casts.plan(self._state_cache, plan, self._planner.loading, self._clock.wall_s())
         self._live.plan(plan, demand, self._fence.epoch)
         plan.actions += self._links.plan(list(self._state_cache.usable_nodes()))
+        self._rollouts.plan(plan)
         for key in plan.desired.keys() | self.desired.keys():
             if plan.desired.get(key) != self.desired.get(key):
                 log.info("%s: %s instances desired", key, plan.desired.get(key, 0))
-        self.desired = plan.desired
+        self.desired, self._has_planned = plan.desired, True
         self._decisions.note(plan, self._state_cache.functions, self._clock.wall_s())
         for instance_id, paused in plan.paused.items():
             self._state_cache.set_draining(instance_id, paused)
@@ -193,6 +211,12 @@ class Controller:
                 return self._fetch_layers(action.version)
             case PrepareLinksAction():
                 return self._prepare_links(action)
+            case RolloutAction():
+                return self._change_rollout(action)
+
+    async def _change_rollout(self, action: RolloutAction) -> None:
+        await self._rollouts.change(action)
+        self._changes.notify_soon()
 
     async def _start(self, action: StartAction) -> None:
         key, instance_id, fence = action.key, action.instance_id, self._fence or NO_FENCE

@@ -29,6 +29,7 @@ from registry.messages.images import (
     WarmImage,
 )
 from registry.messages.node import (
+    CordonNode,
     GetStatus,
     InstanceProgress,
     InstanceStarted,
@@ -226,6 +227,10 @@ class NodeCalls:
     async def prepare_links(self, node: str, peers: tuple[LinkPeer, ...]) -> None:
         """Have the node connect to peers."""
         await self._call(node, PrepareLinks(peers=peers))
+
+    async def cordon(self, node: str, *, cordoned: bool) -> None:
+        """Have the node publish whether further instances may be started there."""
+        await self._call(node, CordonNode(cordoned=cordoned))
 
     async def close_folders(self, image: str, node: str) -> None:
         """Remove the node's folders of the image, which its host cannot evict before."""

@@ -22,8 +22,9 @@ from registry.messages.node import (
     Tokens,
 )
 from registry.records.cast import CastState
-from registry.records.change import CallTraffic, Snapshot
+from registry.records.change import NO_TRAFFIC, CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord
 from registry.records.usage import GpuSlice
 from registry.tracing.context import SpanContext
 
@@ -71,7 +72,8 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a function version; `work.instance_id` is "" until the dispatcher sets it.
 
     Calls of one `prefix` go to the same instance while its load allows; 0 for any. `most_tokens` bounds what
-    a request computes that passes through. `span` is the place of its span, if its request is traced.
+    a request computes that passes through. `span` is the place of its span, if its request is traced. A call
+    in the `background` waits until no other waits, and leaves some slots free.
     """
 
     request_id: str
@@ -82,6 +84,7 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
     prefix: int = 0
     most_tokens: int = 0
     span: SpanContext | None = None
+    background: bool = False
 
 
 class WaitStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +139,21 @@ OnSettled = Callable[[Sequence[CallUsage]], None]
 """A callback with the usage of calls whose record is in the ledger."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutHealth:
+    """What both versions have served in the window, and whether the candidate can serve.
+
+    `ready` counts the candidate's instances, `failed_starts` those in a row since the last success, with the
+    `start_error` of the last.
+    """
+
+    candidate: CallTraffic = NO_TRAFFIC
+    stable: CallTraffic = NO_TRAFFIC
+    ready: int = 0
+    failed_starts: int = 0
+    start_error: str = ""
+
+
 class ClusterOperations(Protocol):
     """Operator requests to the running cluster."""
 
@@ -155,6 +173,17 @@ class ClusterOperations(Protocol):
         """Return what this gateway has served of each version, by function and version."""
         ...
 
+    def rollout_health(self, function: str) -> RolloutHealth:
+        """Return how the versions of the function's rollout in progress have lately served."""
+        ...
+
+    async def rollout_started(self, function: str, rollout_id: str) -> None:
+        """Return once the candidate of a rollout has a ready instance, or the rollout has ended.
+
+        Raises DispatchError after ten minutes.
+        """
+        ...
+
     def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
         """Yield what is arriving on a node, now and after each change, until closed.
 
@@ -164,6 +193,21 @@ class ClusterOperations(Protocol):
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         """Set the number of instances once. Raises DispatchError (start_failed, no_nodes), NotFound."""
+        ...
+
+    async def cordon(self, node: str, *, cordoned: bool) -> None:
+        """Have no further instances started on a node, or allow them again.
+
+        It lasts until the node's process ends. Raises NotFound, DispatchError.
+        """
+        ...
+
+    async def drain(self, node: str, *, wait: bool) -> Sequence[InstanceRecord]:
+        """Cordon a node and have other nodes start what runs there; return the instances that it still has.
+
+        An instance stops once others are ready, and its calls end on it. Waits until there are none. Raises
+        NotFound; DispatchError (start_failed, no_nodes), after which what runs stays.
+        """
         ...
 
     def warm(self, function: str, nodes: int | None, on: Sequence[str]) -> AsyncIterator[WaitStage]:

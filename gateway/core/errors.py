@@ -1,11 +1,12 @@
 """Exceptions of the HTTP side, and the translation of every failure to the error envelope.
 
 ApiError
-├── Unprocessable    422 (below /v1/ 400): a field is missing, of the wrong type or out of its bounds
+├── Unprocessable    422 (below /v1/ and /v2 400): a field is missing, of the wrong type or out of its bounds
 ├── BadRequest       400: well-formed, but it cannot be carried out
 ├── Unauthorized     401
 ├── Forbidden        403
 ├── ModelNotFound    404
+├── Conflicting      409: the present state does not allow it
 ├── TooMany          429, with Retry-After
 └── Unavailable      503, with Retry-After
 """
@@ -27,7 +28,7 @@ from registry.errors import (
 )
 
 RETRY_AFTER_MAX_S = 120
-OPENAI_PATHS = "/v1/"
+PROTOCOL_PATHS = ("/v1/", "/v2/")  # of protocols in which an invalid value is a 400
 
 _TYPES = {
     400: "invalid_request_error",
@@ -100,6 +101,11 @@ class BadRequest(ApiError):
         super().__init__(400, code, message, param=param)
 
 
+class Conflicting(ApiError):
+    def __init__(self, message: str) -> None:
+        super().__init__(409, "conflict", message)
+
+
 class TooMany(ApiError):
     """A 429: a rate, concurrency or spend limit of the caller's key."""
 
@@ -138,10 +144,10 @@ def from_validation(error: msgspec.ValidationError, *, prefix: str = "") -> Unpr
 def translate(error: Exception, path: str = "") -> ApiError | None:
     """Return the ApiError for a known failure of a request to `path`, None for an internal fault.
 
-    Below /v1/ an invalid value is a 400, as OpenAI and vLLM send it: their clients raise BadRequestError.
+    Below /v1/ and /v2/ an invalid value is a 400, as OpenAI, Anthropic, vLLM and Triton send it.
     """
     known = _translate(error)
-    if isinstance(known, Unprocessable) and path.startswith(OPENAI_PATHS):
+    if isinstance(known, Unprocessable) and path.startswith(PROTOCOL_PATHS):
         return BadRequest(known.message, param=known.param, code=known.code)
     return known
 

@@ -81,7 +81,9 @@ class OpenCall(ABC):
     prompt_tokens = 0  # as another engine has counted them so far
     passed_on = 0  # tokens that the reader has passed on
     outputs = 0
+    finish_reason = ""  # of its last tokens
     failed = False  # for another reason than a deadline or its reader
+    is_error = False  # it ended by a fault of the platform or the function, or at a deadline
     overran = False  # the limit of the whole call ended it
     first_output_s: float | None = None
     _assigned_s: float | None = None
@@ -131,6 +133,7 @@ class OpenCall(ABC):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.failed = isinstance(error, DispatchError) and error.code != "timeout"
+        self.is_error = isinstance(error, DispatchError) and error.status >= 500
         self._ended_s = self._loop.time()
         self._timer.calls.discard(self)
         if (rest := self._leave()) is not None:
@@ -164,9 +167,10 @@ class OpenCall(ABC):
                     self._expired = False
                     task.uncancel()
         match event:
-            case Tokens(ids=ids):
+            case Tokens(ids=ids, finish_reason=reason):
                 self._note_output()
                 self.tokens += len(ids)
+                self.finish_reason = reason
             case WaitStage(stage=stage):
                 self.stage = stage
                 self._note_progress(event)
@@ -207,6 +211,16 @@ class OpenCall(ABC):
     def ended_s(self) -> float:
         """Its end, by the same clock; its begin if it has not ended."""
         return self._started_s if self._ended_s is None else self._ended_s
+
+    @property
+    def assigned_after_s(self) -> float | None:
+        """From the call's begin to its last assignment, None if there was none."""
+        return None if self._assigned_s is None else self._assigned_s - self._started_s
+
+    @property
+    def took_s(self) -> float:
+        """From the call's begin to its end, or until now."""
+        return (self._ended_s or self._loop.time()) - self._started_s
 
     @property
     def first_output_after_s(self) -> float | None:

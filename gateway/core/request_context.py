@@ -3,18 +3,28 @@
 import msgspec
 from starlette.types import Scope
 
+from gateway.core.contract import CallUsage
 from gateway.core.request_trace import RequestTrace
 from registry.records.api_key import ApiKey
 from registry.records.function import FunctionVersion
 from registry.records.quota import ConcurrencyLease
+from registry.records.usage import RequestRecord
 
 _KEY = "hypercast"
+
+
+class DeferredBill(msgspec.Struct):
+    """The bill of a job: written by what runs the job, once the result is stored. None: nothing was used."""
+
+    record: RequestRecord | None = None
+    uses: tuple[CallUsage, ...] = ()
 
 
 class RequestContext(msgspec.Struct):
     """One HTTP request, created by the middleware and completed by the handlers.
 
-    `received_at` is Unix time, `received_s` is monotonic.
+    `received_at` is Unix time, `received_s` is monotonic. The request of a job has an `attempt` and a `bill`;
+    it runs in the background.
     """
 
     request_id: str
@@ -30,6 +40,10 @@ class RequestContext(msgspec.Struct):
     trace_id: str = ""  # for the log; of its caller, if it is not traced here
     trace: RequestTrace | None = None
     lease: ConcurrencyLease | None = None  # of a key with limits
+    attempt: int = 0
+    bill: DeferredBill | None = None
+    shadow_version: int = 0  # of the same function: a copy of the request goes there, too
+    pinned_version: int = 0  # of such a copy: what it goes to
     rate_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from registry.config.secrets import make_private, redis_password
 from registry.config.tls import TlsSettings, tls_settings
 from registry.errors import InvalidRecord
 from registry.logs.lines import LogFormat
+from registry.records.job import JobBounds
 from registry.tracing.settings import TracingSettings, tracing_settings
 
 HELP = """Run one gateway: the HTTP server of a Hypercast cluster.
@@ -30,7 +31,7 @@ Example:
 _SAME = (
     *("host", "port", "gateway_id", "expect_nodes", "grace_s", "linger_s", "log_level", "log_format"),
     *("max_in_flight", "max_connections", "body_memory_bytes", "redis_wait_replicas", "metrics_port"),
-    "served_copies_bytes",
+    *("served_copies_bytes", "vllm_metrics", "tenant_metrics"),
 )
 
 
@@ -76,6 +77,39 @@ class StreamSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Jobs, files and batches: what one gateway runs at once, and bounds of the cluster.
+
+    Of `jobs`, `job_bytes`, `files`, `file_bytes` and `batches` one tenant gets half. Results of jobs that run
+    come on top, each of at most `result_bytes`.
+    """
+
+    at_once: int = 32
+    lease_s: float = 10.0
+    max_lost: int = 5  # attempts that do not return
+    keep_s: float = 24 * 3600.0  # results
+    expire_s: float = 24 * 3600.0  # what could not be run until then
+    jobs: int = 20_000
+    job_bytes: int = 256 << 20
+    body_bytes: int = 4 << 20  # of one job
+    result_bytes: int = 4 << 20
+    files: int = 10_000
+    file_bytes: int = 10 << 30
+    upload_bytes: int = 200 << 20  # of one file
+    files_keep_s: float = 30 * 86_400.0
+    batches: int = 2_000
+    batch_lines: int = 50_000
+    hooks_at_once: int = 16
+    hook_retries_s: tuple[float, ...] = (5, 30, 300, 1800, 7200, 18_000, 36_000)  # then it is given up
+    hook_allow: tuple[str, ...] = ()  # hosts and networks to which webhooks may go although they are private
+
+    @property
+    def bounds(self) -> JobBounds:
+        """The bounds of the queue."""
+        return JobBounds(jobs=self.jobs, job_bytes=self.job_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
     """All settings of one gateway process."""
 
@@ -83,6 +117,8 @@ class GatewaySettings:
     port: int = 8080
     metrics_host: str = ""
     metrics_port: int | None = None
+    vllm_metrics: bool = False
+    tenant_metrics: int = 0
     gateway_id: str = ""
     redis_url: str = ""
     store: str = ""
@@ -109,6 +145,7 @@ class GatewaySettings:
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)
+    jobs: JobSettings = field(default_factory=JobSettings)
 
     @property
     def secrets(self) -> tuple[bytes, ...]:
@@ -162,4 +199,12 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         ),
         limits=RequestLimits(body_bytes=options.max_body_bytes),
         streams=StreamSettings(write_timeout_s=options.write_timeout_s),
+        jobs=JobSettings(
+            at_once=options.jobs_at_once,
+            keep_s=options.jobs_keep_s,
+            job_bytes=options.jobs_memory_bytes,
+            file_bytes=options.files_size_bytes,
+            files_keep_s=options.files_keep_s,
+            hook_allow=tuple(filter(None, map(str.strip, options.webhook_allow.split(",")))),
+        ),
     )

@@ -15,4 +15,5 @@
 - `router`: the choice of a replica, and its slots
 - `targets`: shortest-completion-time routing beside pipelines
 - `tokenizers`: the tokenizers that nodes need for grammars
+- `unservable`: waiting calls that no start can serve
 """

@@ -26,6 +26,8 @@ class CallAverages:
     output_tokens_in_all: int = 0
     first_tokens: int = 0
     first_token_s: float = 0.0
+    ended: int = 0
+    errors: int = 0
 
     @property
     def traffic(self) -> CallTraffic:
@@ -34,7 +36,14 @@ class CallAverages:
             output_tokens=self.output_tokens_in_all,
             first_tokens=self.first_tokens,
             first_token_s=self.first_token_s,
+            ended=self.ended,
+            errors=self.errors,
         )
+
+    def count_end(self, *, is_error: bool) -> None:
+        """Count a call at its end, also one that was refused."""
+        self.ended += 1
+        self.errors += is_error
 
     def record(self, service_s: float | None, output_tokens: int) -> None:
         """Add a call at its end: its time on instances (None: pipelines ran some of it), and its output."""
@@ -60,6 +69,10 @@ class AveragesTable:
     def traffic(self) -> dict[tuple[str, int], CallTraffic]:
         """Return what this gateway has served of each version."""
         return {key: averages.traffic for key, averages in self._versions.items()}
+
+    def has(self, key: VersionKey) -> bool:
+        """Return whether the version has had calls."""
+        return key in self._versions
 
     def of(self, key: VersionKey) -> CallAverages:
         found = self._versions.get(key)

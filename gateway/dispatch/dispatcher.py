@@ -11,7 +11,7 @@ from gateway.cluster.context import ClusterContext
 from gateway.cluster.node_client import ChannelPool
 from gateway.cluster.replicas import PipelineReplica, Replica, slots_key_of
 from gateway.cluster.state_cache import VersionKey
-from gateway.core.contract import DispatchError, FunctionCall, WaitStage
+from gateway.core.contract import FunctionCall, WaitStage
 from gateway.core.open_call import DeadlineTimer
 from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
@@ -22,14 +22,12 @@ from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import CallTokens, ReplicaSlots, concurrency_of
 from gateway.dispatch.tokenizers import TokenizerSender
-from gateway.planning.placement import unschedulable_reason
+from gateway.dispatch.unservable import UnservableCalls
 from registry.records.change import CallTraffic, InstanceChanged
 from registry.records.function import ScalingMode
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.live import InstanceRole
 
-# How long calls wait while the shared state is unreachable, so that no start can be made.
-_CUT_OFF_S = 3.0
 # Delay of the load report for calls that never wait.
 _LOAD_DELAY_S = 0.05
 
@@ -96,6 +94,9 @@ class CallDispatcher:
         self._rng = rng or random.Random()
         self._settings = settings or DispatchSettings()
         self.max_tries = self._settings.max_tries
+        self._unservable = UnservableCalls(
+            admission, cluster.state_cache, demand, cluster.clock, self._settings.max_starts
+        )
         self._timers: dict[VersionKey, asyncio.TimerHandle] = {}
         self._idle = asyncio.Event()  # set once nothing is left, while draining
         cluster.changes.subscribe(self.pump)
@@ -234,8 +235,8 @@ class CallDispatcher:
         queued = QueuedRequest(call, key, now_s, serial, hot=bool(ready))
         self._admission.expect(queued)
         queue = self._admission.find(key)
-        first = queue is None or not queue.to_prefill
-        if first and ready and not state_cache.pipelines(key):
+        first = queue is None or not (queue.waiting if call.background else queue.to_prefill)
+        if first and ready and not call.background and not state_cache.pipelines(key):
             able = self._able(key, ready, InstanceRole.PREFILL)
             if self._start(queued, able):
                 return queued
@@ -247,7 +248,7 @@ class CallDispatcher:
         self._demand.changed(urgent=urgent)
         if starts_to_wait:
             queue.stage = self.stage(key)
-            self._reject_unservable(queue)
+            self._unservable.reject(queue)
         if urgent:
             self._load.notify()  # a controller in this process starts what is missing
         else:
@@ -258,8 +259,10 @@ class CallDispatcher:
         self._free_reserved(queued)
         if queued.instance is not None:
             self._release(queued, queued.instance)
+        averages = self._admission.averages.of(queued.key)
+        averages.count_end(is_error=queued.is_error)
         if queued.output_tokens:
-            self._admission.averages.of(queued.key).record(queued.service_s, queued.output_tokens)
+            averages.record(queued.service_s, queued.output_tokens)
         queue = self._admission.leave(queued)
         self._demand.changed()
         if queue is not None:
@@ -306,13 +309,16 @@ class CallDispatcher:
         now = self.clock.monotonic_s()
         if ready and queue.unready:
             queue.unready = False
-            for queued in queue.to_prefill:
+            for queued in (*queue.to_prefill, *queue.background):
                 queued.ready_s = now if queued.ready_s is None else queued.ready_s
         for queued in list(queue.moving.values()):
             self._move(queued, ready)
         if queue.to_decode:  # their clients already receive tokens
             self._fill(queue, queue.to_decode, self._able(queue.key, ready, InstanceRole.DECODE), now)
-        self._fill(queue, queue.to_prefill, self._able(queue.key, ready, InstanceRole.PREFILL), now)
+        able = self._able(queue.key, ready, InstanceRole.PREFILL)
+        self._fill(queue, queue.to_prefill, able, now)
+        if queue.background and not queue.to_prefill:
+            self._fill(queue, queue.background, able, now)
 
     def _able(self, key: VersionKey, ready: Sequence[R], role: InstanceRole) -> Sequence[R]:
         """Return the replicas with this role, or without one; all if there are none."""
@@ -329,10 +335,12 @@ class CallDispatcher:
         now: float,
     ) -> None:
         """Assign calls of one of the queue's lines while replicas have room."""
-        slots = sum(map(concurrency_of, able))
+        slots, behind = sum(map(concurrency_of, able)), line is queue.background
         while (following := line.first()) is not None:
-            # Its tenant has the fewest calls in service: if it is not below its share, none is.
-            over_commit = following.batches and line.is_below_share(following.tenant, slots)
+            # Its tenant has the fewest calls in service: if it is not below its share, none is. For calls in
+            # the background no other waits.
+            needed = bool(queue.background.active) or line.is_below_share(following.tenant, slots)
+            over_commit = following.batches and needed and not behind
             paced = self._paced(following)
             choice = self.slots.choose(
                 able,
@@ -342,6 +350,7 @@ class CallDispatcher:
                 cost=following.cost,
                 paced=paced,
                 prefix=following.prefix,
+                background=behind,
             )
             if choice.instance is None:
                 if choice.next_at is not None:
@@ -391,68 +400,12 @@ class CallDispatcher:
 
     def _report_stage(self, queue: RequestQueue) -> None:
         """Reject calls that no start can serve, and report the start's progress to the others."""
-        self._reject_unservable(queue)
+        self._unservable.reject(queue)
         stage = self.stage(queue.key)
         if stage != queue.stage:
             queue.stage = stage
             for queued in queue.calls():
                 queued.wake()
-
-    def _reject_unservable(self, queue: RequestQueue) -> None:
-        """Reject calls whose function was deleted, fits no node, or failed to start too often."""
-        key, state_cache = queue.key, self._state_cache
-        version = state_cache.version(key)
-        deleted = bool(state_cache.cursor) and key.function not in state_cache.functions
-        nodes = [entry.record for entry in state_cache.nodes()]
-        why = "" if version is None else unschedulable_reason(version, nodes)
-        coming = bool(state_cache.starting(key))
-        unavailable = self._state_unavailable()
-        if unavailable is not None:
-            for queued in queue.calls():
-                self._admission.reject(queued, unavailable)
-            return
-        if not (deleted or why or (state_cache.backoff.failures(key) and not coming)):
-            return  # the usual case, with possibly thousands of queued calls
-        usable = {node.id for node in state_cache.usable_nodes()}
-        for queued in queue.calls():
-            if deleted:
-                error = DispatchError(
-                    "model_not_found", f"the function {key.function} was deleted", status=404
-                )
-                self._admission.reject(queued, error)
-                continue
-            failures = state_cache.backoff.failures(key, queued.failure_serial)
-            tried = {failure.node for failure in failures}
-            spent = len(failures) >= self._settings.max_starts or bool(
-                failures and usable and usable <= tried
-            )
-            if why or (spent and not coming):
-                reason = why or failures[-1].error
-                self._admission.reject(
-                    queued,
-                    DispatchError(
-                        "start_failed",
-                        f"{key.function} could not be started: {reason}",
-                        status=503,
-                        retry_after_s=5,
-                    ),
-                )
-
-    def _state_unavailable(self) -> DispatchError | None:
-        """Return the error of waiting calls while Redis is unreachable, or accepts no writes (disk full)."""
-        lost_s, demand = self._state_cache.disconnected_s, self._demand
-        if demand.failing_s > _CUT_OFF_S:
-            reason = demand.failure
-        elif lost_s is not None and self.clock.monotonic_s() - lost_s > _CUT_OFF_S:
-            reason = demand.failure if demand.failing_s else "no connection"
-        else:
-            return None
-        return DispatchError(
-            "state_unavailable",
-            f"Redis is unavailable ({reason}): no instance can be started",
-            status=503,
-            retry_after_s=1,
-        )
 
 
 def _to_run(queued: QueuedRequest) -> CallTokens:

@@ -138,7 +138,7 @@ class RequestExecution(OpenCall):
         """Abort the call, also on the node that runs it, and request usage that was not reported."""
         self._state = _State.OVER
         self._close()
-        self._queued.output_tokens = len(self._token_ids)
+        self._queued.output_tokens, self._queued.is_error = len(self._token_ids), self.is_error
         self._router.leave(self._queued)
         for replica_call in self._replica_calls:
             if not replica_call.exact:

@@ -58,6 +58,11 @@ def overcommit_of(slots: int) -> int:
     return slots // 2
 
 
+def spare_of(slots: int) -> int:
+    """Return the number of slots that calls in the background leave free for others."""
+    return slots // 4
+
+
 @dataclass(slots=True)
 class _ReplicaLoad:
     """The calls on one replica: `work` is their estimated cost in tokens, `fresh` have no first token.
@@ -180,8 +185,11 @@ class ReplicaSlots:
         cost: int = 1,
         paced: CallTokens | None = None,
         prefix: int = 0,
+        background: bool = False,
     ) -> ReplicaChoice:
         """Return a replica with a free slot; with `over_commit` beyond its limit, if need be.
+
+        Calls in the `background` leave some slots of each replica free.
 
         Calls of one `prefix` go to one instance while it has few more calls than the others have on average
         (consistent hashing with bounded loads, Mirrokni et al. 2016).
@@ -201,7 +209,8 @@ class ReplicaSlots:
             if until is not None:
                 next_at = until if next_at is None else min(next_at, until)
             elif (
-                self.room(server, over_commit=over_commit) > 0
+                self.room(server, over_commit=over_commit)
+                > (spare_of(concurrency_of(server)) if background else 0)
                 and (not beside_pipelines or self._keeps_up(server))
                 and (paced is None or self._takes(server, paced, over_commit=over_commit))
             ):

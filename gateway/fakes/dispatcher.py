@@ -6,7 +6,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.cluster.condition import ChangeCondition
-from gateway.core.contract import Assigned, CallUsage, Event, FunctionCall, PulledModel, WaitStage, Work
+from gateway.core.contract import (
+    Assigned,
+    CallUsage,
+    Event,
+    FunctionCall,
+    PulledModel,
+    RolloutHealth,
+    WaitStage,
+    Work,
+)
 from gateway.core.open_call import DeadlineTimer, OpenCall
 from registry.errors import Conflict, CorruptImage, NotFound, RegistryError, StoreError
 from registry.messages.arrivals import Arrivals
@@ -14,6 +23,7 @@ from registry.messages.node import Generate, RequestUsage, Tokens
 from registry.records.cast import CastState
 from registry.records.change import CallTraffic, Snapshot
 from registry.records.function import FunctionVersion
+from registry.records.instance import InstanceRecord
 from registry.records.usage import GpuSlice
 from registry.state import ClusterState
 
@@ -128,6 +138,7 @@ class FakeCluster:
     failure: Exception | None = None
     snapshot: Snapshot = _EMPTY
     served: Callable[[], dict[tuple[str, int], CallTraffic]] = dict
+    health: RolloutHealth = field(default_factory=RolloutHealth)
     ended: dict[str, dict[str, CastState]] = field(default_factory=dict)  # parts of casts
     arriving: dict[str, Arrivals] = field(default_factory=dict)  # by node; others report nothing
     silent: RegistryError | None = None  # why no node reports what arrives on it
@@ -149,6 +160,12 @@ class FakeCluster:
     def traffic(self) -> dict[tuple[str, int], CallTraffic]:
         return self.served()
 
+    def rollout_health(self, function: str) -> RolloutHealth:
+        return self.health
+
+    async def rollout_started(self, function: str, rollout_id: str) -> None:
+        self._ask("rollout_started", function)
+
     async def arrivals(self, node: str) -> AsyncIterator[Arrivals]:
         """Yield what is set to arrive on the node, now and when it is another at one of `changes`."""
         self.asked.append(("arrivals", node))
@@ -164,6 +181,13 @@ class FakeCluster:
 
     async def scale(self, function: str, instances: int, on: Sequence[str], *, wait: bool) -> None:
         self._ask("scale", function, instances, tuple(on), wait)
+
+    async def cordon(self, node: str, *, cordoned: bool) -> None:
+        self._ask("cordon", node, cordoned)
+
+    async def drain(self, node: str, *, wait: bool) -> Sequence[InstanceRecord]:
+        self._ask("drain", node, wait)
+        return ()
 
     async def pull(self, function: str, on: str | None) -> AsyncIterator[WaitStage | PulledModel]:
         self._ask("pull", function, on)

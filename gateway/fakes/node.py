@@ -36,6 +36,7 @@ from registry.messages.node import (
     Arrays,
     CallsUsed,
     Compute,
+    CordonNode,
     EndCalls,
     Generate,
     GetStatus,
@@ -252,6 +253,10 @@ class FakeNode:
                 await send(Acknowledged())
             case PrepareLinks(peers=peers):
                 self.linked |= {peer.host for peer in peers}
+                await send(Acknowledged())
+            case CordonNode(cordoned=cordoned):
+                self._record = replace(self._record, cordoned=cordoned)
+                await self.beat()
                 await send(Acknowledged())
             case CloseFolders(image=image):
                 self.folders = {name: one for name, one in self.folders.items() if one.image != image}

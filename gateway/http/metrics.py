@@ -1,22 +1,23 @@
-"""Prometheus metrics; labels are functions, versions, start kinds and codes, never ids or keys."""
+"""Prometheus metrics; labels are functions, versions, kinds, codes and some tenants; no ids, no keys."""
 
-from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.cluster.cast_tracker import CastEnded
+from gateway.core.node_demand import NodeDemand
+from gateway.core.open_call import OpenCall
+from gateway.http.collectors import FunctionRows, LabelledHistogram, Tallied, TalliedRows
 from gateway.http.held_requests import HeldRequests
+from gateway.http.tenant_metrics import TenantMetrics
+from gateway.http.vllm_metrics import GenerationLoad, VllmMetrics
 from registry.clock import Clock, SystemClock
 from registry.records.change import Snapshot
 from registry.records.instance import InstanceRecord, InstanceState
+from registry.records.usage import RequestRecord, RequestStatus
 
 _BY_TRANSPORT = "cast_recv_bytes_"  # nodes count what they received, by transport
 _NODE_GAUGES = {
@@ -27,6 +28,7 @@ _NODE_GAUGES = {
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+NANOS = 10**9
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -35,84 +37,17 @@ _START_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlFacts:
-    """Counts of the control loop. `desired` is by `NAME:VERSION`, on the controlling gateway only."""
+    """Figures of the control side: those of all gateways, and those of the controlling one.
+
+    `generation` are this gateway's calls by function. Only the controlling gateway has `desired`, by
+    `NAME:VERSION`, and `nodes`.
+    """
 
     failovers: int
     moved: int
     desired: Mapping[str, int]
-
-
-class Latencies(Collector):
-    """A histogram by label values: without locks, since only the event loop counts."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str], bounds_s: Sequence[float]) -> None:
-        self._name, self._text, self._labels, self._bounds_s = name, text, labels, bounds_s
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        if not labels:  # then there is one row, from the start
-            self._counts[()] = [0] * (len(bounds_s) + 1)
-        self._sums: Tally[tuple[str, ...]] = Tally()
-
-    def observe(self, labels: tuple[str, ...], seconds: float) -> None:
-        """Count one duration."""
-        counts = self._counts.get(labels)
-        if counts is None:
-            counts = self._counts[labels] = [0] * (len(self._bounds_s) + 1)
-        counts[bisect_left(self._bounds_s, seconds)] += 1
-        self._sums[labels] += seconds  # type: ignore[assignment]
-
-    def functions(self) -> set[str]:
-        """Return the first labels of all rows."""
-        return {labels[0] for labels in self._counts}
-
-    def forget(self, functions: Set[str]) -> None:
-        """Drop the rows with these first labels."""
-        for labels in [labels for labels in self._counts if labels[0] in functions]:
-            del self._counts[labels]
-            del self._sums[labels]
-
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        names = [*map(floatToGoString, self._bounds_s), "+Inf"]
-        for labels, counts in self._counts.items():
-            family.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), self._sums[labels])
-        yield family
-
-
-class FunctionRows(Protocol):
-    """Rows of which the first label is a function."""
-
-    def functions(self) -> set[str]: ...
-
-    def forget(self, functions: Set[str]) -> None: ...
-
-
-class TalliedRows:
-    """A tally as FunctionRows."""
-
-    def __init__(self, counts: Tally[tuple[str, ...]]) -> None:
-        self._counts = counts
-
-    def functions(self) -> set[str]:
-        return {labels[0] for labels in self._counts}
-
-    def forget(self, functions: Set[str]) -> None:
-        for labels in [labels for labels in self._counts if labels[0] in functions]:
-            del self._counts[labels]
-
-
-class Tallied(Collector):
-    """A counter by label values that others count in."""
-
-    def __init__(
-        self, name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[str, ...], int]
-    ) -> None:
-        self._name, self._text, self._labels, self._counts = name, text, labels, counts
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for labels, count in self._counts.items():
-            family.add_metric(labels, count)
-        yield family
+    nodes: tuple[NodeDemand, ...] = ()
+    generation: Mapping[str, GenerationLoad] = field(default_factory=dict)
 
 
 class Metrics:
@@ -125,24 +60,29 @@ class Metrics:
         *,
         clock: Clock | None = None,
         archive_lag_s: Callable[[], float | None] = lambda: None,
+        vllm_names: bool = False,
+        tenants: int = 0,
     ) -> None:
-        """Register all metrics; `archive_lag_s` returns None if another gateway archives the ledger."""
+        """Register all metrics; `archive_lag_s` returns None if another gateway archives the ledger.
+
+        With `vllm_names` functions that generate have vLLM's metrics, too. So many `tenants` have rows.
+        """
         self.registry = registry = CollectorRegistry(auto_describe=False)
         labels = ("function", "version", "start_kind", "code")
         self.requests: Tally[tuple[str, ...]] = Tally()  # by `labels`
-        self.duration = Latencies(
+        self.duration = LabelledHistogram(
             "hypercast_request_duration_seconds",
             "From the request's arrival to its last byte.",
             ("function",),
             _LATENCY_S,
         )
-        self.first_token = Latencies(
+        self.first_token = LabelledHistogram(
             "hypercast_time_to_first_token_seconds",
             "From the start of a call to its first output.",
             ("function", "start_kind"),
             _LATENCY_S,
         )
-        self.per_token = Latencies(
+        self.per_token = LabelledHistogram(
             "hypercast_time_per_output_token_seconds",
             "Mean time between output tokens of a request.",
             ("function",),
@@ -150,25 +90,29 @@ class Metrics:
         )
         self.cold_starts: Tally[tuple[str, ...]] = Tally()  # by function
         self.held = HeldRequests(clock or SystemClock())
-        self.phases = Latencies(
+        self.phases = LabelledHistogram(
             "hypercast_init_duration_seconds",
             "Length of each phase of an instance's start.",
             ("function", "stage"),
             _START_S,
         )
-        self.casts = Latencies(
+        self.casts = LabelledHistogram(
             "hypercast_cast_duration_seconds",
             "From the plan of a cast to the end of its last target.",
             ("function", "state"),
             _START_S,
         )
+        self.tokens: Tally[tuple[str, ...]] = Tally()  # by function and kind
+        self.gpu_ms: Tally[tuple[str, ...]] = Tally()  # by function
+        self.cost_nanos: Tally[tuple[str, ...]] = Tally()  # by function
         self.refused_changes: Tally[tuple[str, ...]] = Tally()  # by status
+        self.shadows: Tally[tuple[str, ...]] = Tally()  # by function and outcome
         self.outbox_records = Gauge(
             "hypercast_outbox_records",
             "Records of failed requests that wait in the outbox for the ledger.",
             registry=registry,
         )
-        self.loop_lag = Latencies(
+        self.loop_lag = LabelledHistogram(
             "hypercast_event_loop_lag_seconds",
             "How much later than due the event loop ran a timer, measured every 50 ms.",
             (),
@@ -186,10 +130,19 @@ class Metrics:
                 self.cold_starts,
             )
         )
+        for counter in self._billed():
+            registry.register(counter)
+        self.tenants = TenantMetrics(registry, tenants) if tenants else None
+        self._vllm = None
+        if vllm_names:
+            loads = (lambda: control().generation) if control is not None else dict[str, GenerationLoad]
+            self._vllm = VllmMetrics(registry, view, loads)
         self._view = view
+        tallies = (self.requests, self.cold_starts, self.tokens, self.gpu_ms, self.cost_nanos, self.shadows)
         self._by_function: tuple[FunctionRows, ...] = (
             *(self.duration, self.first_token, self.per_token, self.phases, self.casts),
-            *(TalliedRows(self.requests), TalliedRows(self.cold_starts)),
+            *map(TalliedRows, tallies),
+            *(self._vllm.rows if self._vllm is not None else ()),
         )
         self._absent: set[str] = set()
         registry.register(
@@ -198,6 +151,14 @@ class Metrics:
                 "Attempts of changes without a valid key (401) or without the right (403).",
                 ("status",),
                 self.refused_changes,
+            )
+        )
+        registry.register(
+            Tallied(
+                "hypercast_shadow_requests",
+                "Copies of requests to versions in a rollout: ok, failed, or dropped for lack of room.",
+                ("function", "outcome"),
+                self.shadows,
             )
         )
         registry.register(Tallied("hypercast_requests", "Requests by outcome.", labels, self.requests))
@@ -210,6 +171,51 @@ class Metrics:
     def note_cast(self, end: CastEnded) -> None:
         """Count a cast that has ended."""
         self.casts.observe((end.record.function, end.state), end.seconds)
+
+    def note_call(self, function: str, start_kind: str, call: OpenCall, status: RequestStatus) -> None:
+        """Count the times of a call that ends now."""
+        if (first_s := call.first_output_after_s) is not None:
+            self.first_token.observe((function, start_kind), first_s)
+        if call.tokens > 1 and (gap_s := call.token_gap_s) is not None:
+            self.per_token.observe((function,), gap_s)
+        if self._vllm is not None:
+            self._vllm.note_call(function, call, status)
+
+    def note_billed(self, record: RequestRecord) -> None:
+        """Count what a request has used, once its record is in the ledger."""
+        function = record.function
+        self.tokens[function, "prompt"] += record.prompt_tokens
+        self.tokens[function, "completion"] += record.completion_tokens
+        self.gpu_ms[function,] += record.billed_gpu_ms
+        self.cost_nanos[function,] += record.cost_nanos
+        if self._vllm is not None:
+            self._vllm.note_tokens(function, record.prompt_tokens, record.completion_tokens)
+        if self.tenants is not None:
+            self.tenants.note(record)
+
+    def _billed(self) -> tuple[Tallied, ...]:
+        return (
+            Tallied(
+                "hypercast_tokens",
+                "Tokens of billed requests.",
+                ("function", "kind"),
+                self.tokens,
+            ),
+            Tallied(
+                "hypercast_request_gpu_seconds",
+                "Accelerator time of billed requests.",
+                ("function",),
+                self.gpu_ms,
+                parts=1000,
+            ),
+            Tallied(
+                "hypercast_cost",
+                "Cost of billed requests, in the unit of the price table's currency.",
+                ("function",),
+                self.cost_nanos,
+                parts=NANOS,
+            ),
+        )
 
     def render(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
@@ -379,3 +385,24 @@ def _control(facts: ControlFacts) -> Iterator[Metric]:
     yield failovers
     yield moved
     yield desired
+    yield from _nodes(facts.nodes)
+
+
+def _nodes(demands: Iterable[NodeDemand]) -> Iterator[Metric]:
+    labels = ("gpus", "handlers")
+    wanted = GaugeMetricFamily(
+        "hypercast_nodes_wanted",
+        "Nodes that the platform has work for: those it lacks included, those it could give back not.",
+        labels=labels,
+    )
+    lacking = GaugeMetricFamily(
+        "hypercast_nodes_lacking",
+        "Nodes that the platform lacks for instances without a place.",
+        labels=labels,
+    )
+    for demand in demands:
+        row = (str(demand.pool.gpus), "true" if demand.pool.handlers else "false")
+        wanted.add_metric(row, demand.wanted)
+        lacking.add_metric(row, demand.lacking)
+    yield wanted
+    yield lacking

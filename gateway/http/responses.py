@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 Headers = Iterable[tuple[bytes, bytes]]
+JSON_TYPE = b"application/json"
 
 
 class JsonReply(Response):
@@ -23,8 +24,15 @@ class JsonReply(Response):
 
 async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers = ()) -> None:
     """Send encoded JSON as the whole response."""
+    await send_body(send, body, status, headers)
+
+
+async def send_body(
+    send: Send, body: bytes, status: int = 200, headers: Headers = (), media_type: bytes = JSON_TYPE
+) -> None:
+    """Send the whole response."""
     length = (b"content-length", b"%d" % len(body))
-    raw = [*headers, length, (b"content-type", b"application/json")]
+    raw = [*headers, length, (b"content-type", media_type)]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 

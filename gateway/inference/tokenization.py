@@ -48,6 +48,11 @@ class Encoder:
                 raise BadRequest(f"'{param}' has no tokens", param=param)
         return ids
 
+    async def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the ids of a text, none for an empty one. Raises BadRequest."""
+        (ids,) = await self._encode([text], "prompt", add_special_tokens=add_special_tokens)
+        return ids
+
     async def chat(
         self,
         messages: Sequence[Mapping[str, object]],

@@ -184,6 +184,6 @@ class LiveStatePublisher:
         heads = self._state_cache.functions
         for key, entry in list(self._states.items()):
             head = heads.get(key.function)
-            is_old = head is None or head.current != key.version
+            is_old = head is None or key.version not in head.served
             if is_old and not entry.pipelines and key not in self._dirty:
                 del self._states[key]

@@ -15,6 +15,7 @@
 - `link_peers`: links that nodes open to each other when they join
 - `load_target`: scaling by tokens and seen capacity
 - `loads`: loads of function versions
+- `node_demands`: how many nodes are lacking, and how many are not needed
 - `outlook`: seen capacities, and when instances would be ready
 - `placement`: nodes of starts, instances to stop
 - `plan`: settings and outcome of a planning step
@@ -23,6 +24,8 @@
 - `recent`: averages of recent durations
 - `replicator`: host copies to make and to drop
 - `roles`: which instances of a disaggregated function run prompts, and which continue calls
+- `rollout_monitor`: what versions in rollouts have served, over a window
+- `rollouts`: whether a rollout goes on, advances or is rolled back
 - `serving_traffic`: the directions in which serving uses the links of nodes
 - `starts`: the starts of a planning step, and those in progress
 - `work`: work in tokens, seen capacity, and how long work waits

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.cluster.state_cache import VersionKey
+from gateway.planning.rollouts import RolloutAction
 from registry.messages.images import ImageHolder, LinkPeer
 from registry.records.cast import CastRecord
 from registry.records.function import FunctionVersion
@@ -131,4 +132,5 @@ Action = (
     | FetchVersionAction
     | FetchLayersAction
     | PrepareLinksAction
+    | RolloutAction
 )

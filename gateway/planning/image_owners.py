@@ -189,22 +189,22 @@ def host_copies(nodes: Iterable[NodeRecord]) -> HostCopies:
 
 
 def current_versions(state_cache: ClusterStateCache) -> dict[str, FunctionVersion]:
-    """Return a current version of each deployed image."""
-    versions = (state_cache.current(name) for name in state_cache.functions)
-    return {version.image: version for version in versions if version is not None and version.image}
+    """Return a version of each image that requests go to: current versions, and those rolled out."""
+    versions = (version for name in state_cache.functions for version in state_cache.served(name))
+    return {version.image: version for version in versions if version.image}
 
 
 def kept_images(state_cache: ClusterStateCache) -> set[str]:
-    """Return the images of current versions of which a host copy is kept."""
+    """Return the images of these versions of which a host copy is kept."""
     kept = (name for name, head in state_cache.functions.items() if head.scaling.host_copies)
-    versions = (state_cache.current(name) for name in kept)
-    return {version.image for version in versions if version is not None and version.image}
+    versions = (version for name in kept for version in state_cache.served(name))
+    return {version.image for version in versions if version.image}
 
 
 def is_outdated(state_cache: ClusterStateCache, image: str) -> bool:
-    """Return whether all versions with this image are older than the current one of their function."""
+    """Return whether all versions with this image are older than the current one, and none is rolled out."""
     numbers = [
-        version.version < head.current
+        version.version < head.current and version.version != head.candidate
         for version in state_cache.versions(image)
         if (head := state_cache.functions.get(version.function)) is not None
     ]

@@ -115,10 +115,11 @@ class LoadTarget:
         if not capacity.prefill_tokens_s:
             reason = f"{calls_reason(calls, target)}, as no instance was seen at work yet"
             return Need(instances=math.ceil(calls / target), reason=reason)
-        needs = [self._prefill(load, trend), self._batch(load, trend), self._kv(load, trend)]
-        most = max(needs, key=lambda need: need.instances)
+        prefill, batch, kv = self._prefill(load, trend), self._batch(load, trend), self._kv(load, trend)
+        decode = max(batch, kv, key=lambda need: need.instances)
+        most = max(prefill, decode, key=lambda need: need.instances)
         if load.scaling.serving is ServingMode.DISAGGREGATED:
-            most = _by_role(*needs, self._decoding(load, trend))
+            most = _by_role(prefill, decode, self._decoding(load, trend))
         if uncounted >= most.instances:
             return Need(instances=uncounted, reason=calls_reason(load.tokens.uncounted, target))
         return most
@@ -294,13 +295,12 @@ class PolicyBySetting:
         return self._policies[load.scaling.policy].decide(load, state, now)
 
 
-def _by_role(prefill: Need, batch: Need, kv: Need, decoding: int) -> Need:
+def _by_role(prefill: Need, decode: Need, decoding: int) -> Need:
     """Return the number for both roles; an instance that is enough for both needs no other.
 
     Instances to decode are started for all calls, so that they are there when the prompts have been run, but
     only `decoding` have that role now (BlitzScale §5.4).
     """
-    decode = max(batch, kv, key=lambda need: need.instances)
     counts = max(1, prefill.instances), max(1, decode.instances)
     roles = RoleNeed(prefill=counts[0], decode=max(1, min(decoding, counts[1])))
     if counts == (1, 1):

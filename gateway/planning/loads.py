@@ -7,7 +7,7 @@ from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.outlook import LoadOutlook
 from gateway.planning.plan import PendingStart, VersionDemand
 from gateway.planning.policy import FunctionLoad, PolicyState
-from registry.records.function import ScalingMode
+from registry.records.function import Function, Scaling, ScalingMode
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.live import InstanceRole
 
@@ -21,7 +21,7 @@ def function_loads(
     paused: Collection[str] = (),
     states: Mapping[VersionKey, PolicyState] | None = None,
 ) -> dict[VersionKey, FunctionLoad]:
-    """Return the load of each current version, and of each other one with calls or instances.
+    """Return the load of each current version and candidate, and of others with calls or instances.
 
     `pending` are requested starts without a record, by instance. The `outlook` has begun this step.
     `paused` ones get no calls, and can be used again at once. `states` are those of the last decisions.
@@ -33,12 +33,13 @@ def function_loads(
             waiting.setdefault(start.key, []).append(instance_id)
     keys = {*state_cache.instance_keys(), *waiting, *(key for key, demand in demands.items() if demand.held)}
     keys.update(VersionKey(f.name, f.current) for f in state_cache.functions.values())
+    keys.update(VersionKey(name, one.plan.candidate) for name, one in state_cache.rollouts.items())
     loads = {}
     for key in keys:
         head = state_cache.functions.get(key.function)
         if head is None:
             continue
-        scaling = head.scaling if head.current == key.version else replace(head.scaling, min_instances=0)
+        scaling = _scaling(head, key.version)
         demand = demands.get(key, VersionDemand())
         coming = [i for i in state_cache.starting(key) if i.instance_id not in stopping]
         ready = [i for i in state_cache.ready(key) if i.instance_id not in stopping]
@@ -69,6 +70,13 @@ def function_loads(
             )
         loads[key] = load
     return loads
+
+
+def _scaling(head: Function, version: int) -> Scaling:
+    """Return the settings of a version: its function's, with a minimum only where requests go to it."""
+    if version == head.current:
+        return head.scaling
+    return head.candidate_scaling if version == head.candidate else replace(head.scaling, min_instances=0)
 
 
 def can_resume(paused: Iterable[InstanceRecord], state_cache: ClusterStateCache) -> list[InstanceRecord]:

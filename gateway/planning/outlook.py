@@ -1,6 +1,6 @@
 """What the load target has to go by: seen capacities, and when instances would be ready. No I/O."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
@@ -46,6 +46,18 @@ class CapacityTable:
             self._by_node[node] = loads
         else:
             self._by_node.pop(node, None)
+
+    def kv_usage(self, instance: Callable[[str], InstanceRecord | None]) -> dict[str, float]:
+        """Return which share of their KV caches the instances of each function use; `instance` as below."""
+        used: Counter[str] = Counter()
+        whole: Counter[str] = Counter()
+        for node, reported in self._by_node.items():
+            for load in reported:
+                record = instance(load.instance_id)
+                if record is not None and record.node == node:
+                    used[record.function] += load.kv_used_tokens
+                    whole[record.function] += load.kv_tokens
+        return {name: used[name] / tokens for name, tokens in whole.items() if tokens}
 
     def clear(self) -> None:
         """Drop the loads, but not what is known of versions."""

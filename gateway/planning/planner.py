@@ -7,7 +7,7 @@ requested twice. `plan` returns actions; the controller that executes them repor
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.cluster.backoff import BackoffTable
@@ -15,6 +15,7 @@ from gateway.cluster.state_cache import ClusterStateCache, VersionKey
 from gateway.planning.actions import StartAction, StopAction
 from gateway.planning.groups import LayerSizes, broken_groups
 from gateway.planning.loads import can_resume, function_loads
+from gateway.planning.node_demands import UnplacedInstances
 from gateway.planning.outlook import LoadOutlook
 from gateway.planning.placement import choose_stops
 from gateway.planning.plan import DecidedLoad, NodeAffinity, Plan, PlannerSettings, VersionDemand
@@ -36,6 +37,8 @@ from registry.records.node import NodeRecord
 
 log = logging.getLogger(__name__)
 
+_MORE_NODES = 64  # for which a version is asked at once that may use all nodes
+
 
 class ScalingPlanner:
     """The planner of one controller; `backoff` is shared with the state cache."""
@@ -52,6 +55,7 @@ class ScalingPlanner:
         self._settings = settings or PlannerSettings()
         self._states: dict[VersionKey, PolicyState] = {}
         self._current: dict[str, int] = {}
+        self._candidates: dict[str, int] = {}  # of rollouts in progress
         self._retiring: set[VersionKey] = set()
         self._undecided: set[VersionKey] = set()  # the policy failed
         self._affinities: dict[VersionKey, NodeAffinity] = {}
@@ -63,6 +67,7 @@ class ScalingPlanner:
         self._starts = StartPlanner(new_id, self._settings, self.backoff)
         self.pending = self._starts.pending
         self.stopping = self._starts.stopping  # instance -> node
+        self._beyond: dict[VersionKey, int] = {}  # instances that only further nodes allow
         self._paused: dict[str, float] = {}  # surplus with calls, since when: no calls, stopped when idle
         self.prefetching = self._starts.prefetching  # (image, node), oldest first
 
@@ -84,6 +89,7 @@ class ScalingPlanner:
         """Plan one step. `in_flight` are this gateway's calls by instance; those of others are unknown."""
         self._settle(state_cache, now)
         self._starts.begin()
+        self._beyond = {}
         self.backoff.expire(now)
         self._apply_scale_requests(state_cache, now)
         plan = Plan()
@@ -177,12 +183,13 @@ class ScalingPlanner:
         by_function: dict[str, list[VersionKey]] = {}
         for key in loads:
             by_function.setdefault(key.function, []).append(key)
+        self._retire_candidates(step)
         for name, head in functions.items():
             before = self._current.get(name)
             self._current[name] = head.current
             new = VersionKey(name, head.current)
             self._retiring.discard(new)
-            olds = [key for key in by_function.get(name, ()) if key != new]
+            olds = [key for key in by_function.get(name, ()) if key.version not in head.served]
             if before is None:  # the first step of this controller: all other versions are retiring
                 self._retiring.update(key for key in olds if loads[key].live)
             elif before != head.current:
@@ -201,6 +208,20 @@ class ScalingPlanner:
             loads,
             key=lambda k: (k.version != functions[k.function].current, *_turn(loads[k]), str(k)),
         )
+
+    def _retire_candidates(self, step: ScalingStep) -> None:
+        """Record which versions are rolled out now; those given up are retiring."""
+        rollouts = step.cache.rollouts
+        for name, number in list(self._candidates.items()):
+            key, rollout = VersionKey(name, number), rollouts.get(name)
+            if rollout is not None and rollout.plan.candidate == number:
+                continue
+            del self._candidates[name]
+            if key in step.loads and step.loads[key].live and step.cache.functions[name].current != number:
+                self._retiring.add(key)
+        for name, rollout in rollouts.items():
+            self._candidates[name] = rollout.plan.candidate
+            self._retiring.discard(VersionKey(name, rollout.plan.candidate))
 
     def _start_ahead(self, new: VersionKey, load: FunctionLoad) -> None:
         """Set the floor of the new current version to what `load` of the old one needs."""
@@ -231,6 +252,10 @@ class ScalingPlanner:
         decision = self._decide(key, load, state, step.now)
         self._states[key] = decision.state
         step.plan.desired[key] = decision.desired
+        if load.scaling.max_instances is None and decision.desired >= load.nodes:
+            more = replace(load, nodes=load.nodes + _MORE_NODES)
+            if (beyond := self._decide(key, more, state, step.now).desired - decision.desired) > 0:
+                self._beyond[key] = beyond
         decided = step.plan.decisions[key] = DecidedLoad(decision=decision, load=load)
         step.plan.replan_at(decision.next_at)
         step.plan.roles[key] = self._roles(key, ready, decided, step)
@@ -344,6 +369,18 @@ class ScalingPlanner:
             return
         self.stopping[instance.instance_id] = instance.node
         plan.actions.append(StopAction(instance_id=instance.instance_id, node=instance.node, grace_s=grace_s))
+
+    def unplaced(self, state_cache: ClusterStateCache) -> Iterator[UnplacedInstances]:
+        """Yield the instances that the last step wanted and found no place for."""
+        short = self._starts.unplaced
+        for key in {**short, **self._beyond}:
+            version = state_cache.version(key)
+            if version is not None:
+                yield UnplacedInstances(
+                    version=version,
+                    count=short.get(key, 0) + self._beyond.get(key, 0),
+                    min_bytes=self.backoff.min_bytes(key),
+                )
 
     def loading(self, state_cache: ClusterStateCache, image: str) -> list[NodeRecord]:
         """Return the usable nodes on which the image is arriving, oldest first."""

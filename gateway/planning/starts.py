@@ -84,6 +84,7 @@ class StartPlanner:
         self._without: dict[VersionKey, float] = {}
         self._still_without: dict[VersionKey, float] = {}
         self.groups = GroupPlanner(new_id)
+        self.unplaced: dict[VersionKey, int] = {}  # instances that this step found no place for
         self._loaders: dict[VersionKey, str] = {}  # the nodes from which other starts get the image
         self.pending: dict[str, PendingStart] = {}
         self.stopping: dict[str, str] = {}  # instance -> node
@@ -94,7 +95,7 @@ class StartPlanner:
 
     def begin(self) -> None:
         """Begin a planning step."""
-        self._space = None
+        self._space, self.unplaced = None, {}
         self._without, self._still_without = self._still_without, {}
 
     def plan(self, request: StartRequest, step: ScalingStep) -> tuple[StartResult, Sequence[InstanceRecord]]:
@@ -107,6 +108,8 @@ class StartPlanner:
         kinds = cache.index.of_each_kind()
         fits_none = self.groups.needed(version, kinds, self._backoff.min_bytes(key))
         is_group = fits_none and len(cache.nodes()) > 1
+        if fits_none:
+            self._note_unplaced(request, request.count)  # a group of more nodes might hold it
         if unschedulable_reason(version, _known_nodes(cache) if is_group else kinds):
             return StartResult.UNSCHEDULABLE, ()
         wanted = self._space_request(request, version, step)
@@ -121,6 +124,7 @@ class StartPlanner:
         hopeless = not load.held or all(too_small(node, version, wanted.min_bytes) for node in kinds)
         if wanted.min_bytes and not targets and hopeless:
             return self._defer(request, version, self._backoff.space_reason(key), step, step.now), ()
+        self._note_unplaced(request, request.count - len(targets) - self._retrying(key, cache, step.now))
         if len(targets) == request.count or not load.held or not version.image:
             return StartResult.PLANNED, ()
         freed = choose_victims(
@@ -133,6 +137,7 @@ class StartPlanner:
         )
         if freed is None:
             return StartResult.PLANNED, ()
+        self._note_unplaced(request, self.unplaced.get(key, 0) - 1)
         # Of this step no other start takes the space.
         space.reserve(version, freed.node, wanted.min_bytes)
         return StartResult.PLANNED, freed.victims
@@ -152,6 +157,7 @@ class StartPlanner:
                 return self._defer(request, version, error, step, fail_at), ()
             used |= {member.node for member in group.members}
             formed += 1
+        self._note_unplaced(request, request.count - formed)
         if formed:
             return StartResult.PLANNED, ()
         if reason := self.groups.why_never(wanted, _known_nodes(step.cache)):
@@ -163,6 +169,8 @@ class StartPlanner:
         parts, victims = self.groups.choose_victims(
             wanted, space, step.loads, in_flight=step.in_flight, stopping=self.stopping
         )
+        if parts:
+            self._note_unplaced(request, request.count - 1)
         for part in parts:  # of this step no other start takes the space
             node = step.cache.index.usable[part.node]
             space.reserve(version, node, wanted.min_bytes, part.image_bytes)
@@ -202,6 +210,16 @@ class StartPlanner:
 
     # --- inside
 
+    def _note_unplaced(self, request: StartRequest, count: int) -> None:
+        """Record how many of the instances found no place; more nodes are no place where some are named."""
+        self.unplaced.pop(request.key, None)
+        if count > 0 and request.affinity is None:
+            self.unplaced[request.key] = count
+
+    def _retrying(self, key: VersionKey, cache: ClusterStateCache, now: float) -> int:
+        """Return on how many nodes a start of the version has failed and will be tried again."""
+        return sum(node in cache.index.usable for node in self._backoff.waits(key, now))
+
     def _is_patience_over(self, key: VersionKey, load: FunctionLoad, step: ScalingStep) -> bool:
         """Return whether a version's calls have waited long for a node, and for as long as a start takes.
 
@@ -225,7 +243,7 @@ class StartPlanner:
     def _space_request(
         self, request: StartRequest, version: FunctionVersion, step: ScalingStep
     ) -> SpaceRequest:
-        """Return the request with the nodes that may start: without an instance of the version or a backoff.
+        """Return the request with the nodes that may start: uncordoned, without an instance or a backoff.
 
         An instance that is leaving does not count: it may take as long as its calls, and a new one shares its
         image.
@@ -233,6 +251,7 @@ class StartPlanner:
         key, cache = request.key, step.cache
         taken = {i.node for i in cache.instances(key) if not is_leaving(i, self.stopping)}
         taken |= {start.node for start in self.pending.values() if start.key == key}
+        taken |= {node.id for node in cache.index.usable.values() if node.cordoned}
         for node, retry_at in self._backoff.waits(key, step.now).items():
             if node not in taken and node in cache.index.usable:
                 step.plan.replan_at(retry_at)

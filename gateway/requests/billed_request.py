@@ -105,14 +105,16 @@ class BilledRequest:
             prefix=prefix,
             most_tokens=self._bound.prompt_tokens + self._bound.completion_tokens,
             span=span,
+            background=self.context.bill is not None,
         )
         run = self._services.dispatcher.run(call)
         self.runs.append(run)
         return run
 
     def next_call_id(self) -> str:
-        """Return the id of the next call."""
-        return f"{self.context.request_id}/{len(self.runs)}"
+        """Return the id of the next call, unlike those of other attempts."""
+        attempt = f"{self.context.attempt}." if self.context.attempt else ""
+        return f"{self.context.request_id}/{attempt}{len(self.runs)}"
 
     def note_assigned(self, assigned: Assigned) -> bool:
         """Record the assignment of a call; return whether it was the request's first call.
@@ -176,12 +178,18 @@ class BilledRequest:
 
     async def _bill(self, status: RequestStatus) -> None:
         self._billed = True
-        self._measure()
+        self._measure(status)
         quotas, has_lease = self._services.quotas, self.context.lease is not None
         budgeted = has_lease and self.context.caller.spend_limit_nanos is not None
+        if self.context.bill is not None:  # the gateway that records it releases the lease
+            self._services.biller.defer(self.context, self.version, self.runs, status, self.context.bill)
+            self._learn()
+            return
         if has_lease and not budgeted:
             quotas.release(self.context)
-        await self._services.biller.bill(self.context, self.version, self.runs, status)
+        record = await self._services.biller.bill(self.context, self.version, self.runs, status)
+        if record is not None:
+            self._services.metrics.note_billed(record)
         if status is RequestStatus.OK:  # what failed may have used nothing
             self._learn()
         if budgeted:  # its lease holds the reservation until the cost is in the sums
@@ -199,13 +207,9 @@ class BilledRequest:
             )
             self._services.quotas.learn(self.version, self.assigned.gpu_type, gpu_us, work)
 
-    def _measure(self) -> None:
-        metrics, function = self._services.metrics, self.version.function
+    def _measure(self, status: RequestStatus) -> None:
         for run in self.runs:
-            if (first_s := run.first_output_after_s) is not None:
-                metrics.first_token.observe((function, self.context.start_kind), first_s)
-            if run.tokens > 1 and (per_token_s := run.token_gap_s) is not None:
-                metrics.per_token.observe((function,), per_token_s)
+            self._services.metrics.note_call(self.version.function, self.context.start_kind, run, status)
         if self.context.trace is not None:
             self._record_spans(self.context.trace)
 

@@ -1,48 +1,27 @@
 """The two JSON forms of generated text: completions and chat."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import msgspec
 
+from gateway.core.errors import ApiError
 from gateway.http.pieces import TimeSlice, join_arrays
+from gateway.http.sse import DONE, encode_event
 from gateway.inference.tool_calls import ToolCall
 from gateway.requests.generation import ChoiceDelta, ChoiceResult
+from gateway.requests.reply_format import Json, ReplyForm, ReplyFormat, ReplyOptions, ReplyUsage
 from registry.messages.sampling import TokenLogprob
 
-Json = dict[str, object]
 Logprobs = Sequence[tuple[int, TokenLogprob]]
 _MARK = "<text>"
 _PIECE_TOKENS = 16
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyOptions:
-    """Options of a generation's response. `model` is as the client wrote it."""
-
-    id: str
-    model: str
-    created: int
-    token_text: Callable[[int], str]
-    token_ids: bool
-    logprobs: int | None
-    include_usage: bool
-
-
-def usage_json(prompt_tokens: int, completion_tokens: int) -> Json:
-    """Return OpenAI's usage object."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-class ReplyFormat(ABC):
-    """The encoder of one response, whole or in chunks."""
+class ChunkFormat(ReplyFormat):
+    """The encoder of one response of choices, whole or in chunks."""
 
     object = ""
     chunk_object = ""
@@ -60,16 +39,37 @@ class ReplyFormat(ABC):
         self._is_plain = not options.token_ids and options.logprobs is None
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    async def whole(self, outcomes: Sequence[ChoiceResult], usage: Json) -> bytes:
-        """Return the body of a response that is not streamed, encoded in time slices."""
+    async def whole(self, outcomes: Sequence[ChoiceResult], usage: ReplyUsage) -> bytes:
+        # In time slices: logprobs may be many.
         choices: list[Json] = []
         for index, outcome in enumerate(outcomes):
             choice = self._whole_choice(index, outcome)
             choice["logprobs"] = await self._whole_logprobs(index, outcome.logprobs)
             choices.append(choice)
-        return msgspec.json.encode(self._head | {"object": self.object, "choices": choices, "usage": usage})
+        whole = {"object": self.object, "choices": choices, "usage": _usage_json(usage)}
+        return msgspec.json.encode(self._head | whole)
 
-    def opening(self, index: int) -> bytes | None:
+    def events(self, delta: ChoiceDelta, *, first: bool) -> bytes:
+        opening = self._opening(delta.index) if first else None
+        chunk = self.delta(delta, first=first and opening is None)
+        sent = b"" if chunk is None else encode_event(chunk)
+        return sent if opening is None else encode_event(opening) + sent
+
+    def finish(self, index: int, reason: str) -> bytes:
+        return encode_event(self._chunk([self._finish_choice(index, reason)]))
+
+    def end(self, last: ChoiceDelta, usage: ReplyUsage, facts: Json) -> bytes:
+        if not self._options.include_usage:
+            choice = self._finish_choice(last.index, last.finish_reason)
+            return encode_event(self._chunk([choice], facts)) + DONE
+        sums: Json = {"choices": [], "usage": _usage_json(usage), "hypercast": facts}
+        after = encode_event(msgspec.json.encode(self._head | sums))
+        return self.finish(last.index, last.finish_reason) + after + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        return encode_event(error.envelope())
+
+    def _opening(self, index: int) -> bytes | None:
         """Return a chunk to send before a choice's first text, if the form has one."""
         return None
 
@@ -93,14 +93,6 @@ class ReplyFormat(ABC):
         if not shown:
             return None
         return self._chunk([self._delta_choice(delta)])
-
-    def finish(self, index: int, reason: str, facts: Json | None) -> bytes:
-        """Return the chunk that ends a choice; the stream's last one has `facts`."""
-        return self._chunk([self._finish_choice(index, reason)], facts)
-
-    def usage(self, usage: Json, facts: Json) -> bytes:
-        """Return the chunk after all choices."""
-        return msgspec.json.encode(self._head | {"choices": [], "usage": usage, "hypercast": facts})
 
     def _chunk(self, choices: list[Json], facts: Json | None = None) -> bytes:
         chunk = self._head | {"choices": choices}
@@ -148,7 +140,7 @@ class ReplyFormat(ABC):
     def _finish_choice(self, index: int, reason: str) -> Json: ...
 
 
-class CompletionFormat(ReplyFormat):
+class CompletionFormat(ChunkFormat):
     """The form of /v1/completions."""
 
     object = "text_completion"
@@ -198,13 +190,13 @@ class CompletionFormat(ReplyFormat):
         }
 
 
-class ChatFormat(ReplyFormat):
+class ChatFormat(ChunkFormat):
     """The form of /v1/chat/completions."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self, index: int) -> bytes:
+    def _opening(self, index: int) -> bytes:
         delta: Json = {"role": "assistant", "content": ""}
         choice: Json = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunk([self._with_ids(choice, ())])
@@ -245,6 +237,19 @@ class ChatFormat(ReplyFormat):
     def _entry(self, token: int, logprob: float) -> Json:
         text = self._token_text(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+COMPLETIONS = ReplyForm(prefix="cmpl", make=CompletionFormat)
+CHAT = ReplyForm(prefix="chatcmpl", make=ChatFormat)
+
+
+def _usage_json(usage: ReplyUsage) -> Json:
+    """Return OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+    }
 
 
 def _message(outcome: ChoiceResult) -> Json:

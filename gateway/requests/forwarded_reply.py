@@ -11,10 +11,11 @@ from gateway.core.request_context import RequestContext
 from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
-from gateway.http.sse import DONE, EventStream, encode_event
+from gateway.http.sse import EventStream
 from gateway.requests.billed_request import BilledRequest
+from gateway.requests.forwarded_chat import Relay
 from gateway.requests.forwarding import ForwardPlan
-from gateway.requests.generation_reply import StageReporter, fail_stream
+from gateway.requests.generation_reply import StageReporter, fail_stream, usage_of
 from gateway.requests.services import Services
 from gateway.tenants.cost_estimates import WorkBound
 from registry.messages.forward import ForwardedChunk, ForwardedHead, ForwardPath, ForwardRequest
@@ -22,11 +23,10 @@ from registry.messages.node import RequestUsage
 from registry.records.function import FunctionVersion
 
 _MAX_MESSAGE = 2000
-_ENDS_CHOICE = b'"finish_reason":"'
 
 
 class ForwardedReply:
-    """The server's response as it is, with our headers; its errors become our envelope."""
+    """The server's response by way of a relay, with our headers; its errors become ours."""
 
     def __init__(
         self,
@@ -35,12 +35,14 @@ class ForwardedReply:
         version: FunctionVersion,
         path: ForwardPath,
         plan: ForwardPlan,
+        relay: Relay,
     ) -> None:
         self._services = services
         self._context = context
         self._version = version
         self._path = path
         self._plan = plan
+        self._relay = relay
 
     @property
     def bound(self) -> WorkBound:
@@ -57,24 +59,26 @@ class ForwardedReply:
         try:
             with CancelOnDisconnect(scope, tick=tick, tick_in_s=settings.head_wait_s) as guard:
                 async with job:
-                    rest = await self._run(job, stream, reporter)
+                    body = await self._run(job, stream, reporter)
+                    if not stream.started:
+                        body = await self._relay.whole(body, usage_of(job))
                     await job.complete()
                 guard.disarm()
                 if stream.started:
-                    await stream.end(rest + DONE)
+                    await stream.end(self._relay.end(usage_of(job), job.facts()))
                 else:
-                    await raw_json(rest, headers=job.headers(final=True))(scope, receive, send)
+                    await raw_json(body, headers=job.headers(final=True))(scope, receive, send)
         except ClientGone:
             raise
         except Exception as error:  # an event, once the stream has started
-            await fail_stream(stream, error, self._context)
+            await fail_stream(stream, error, self._context, self._relay.failure)
 
     async def _run(self, job: BilledRequest, stream: EventStream, reporter: StageReporter | None) -> bytes:
-        """Pass on the chunks; return what is sent once the request is billed."""
+        """Pass on the events of a stream; return the body of a response that is none."""
         plan = self._plan
         work = ForwardRequest(request_id=job.next_call_id(), instance_id="", path=self._path, body=plan.body)
         head: ForwardedHead | None = None
-        rest, delivered = b"", 0
+        body, delivered = b"", 0
         async with job.run(work, plan.prefix) as run:
             async for event in run:
                 match event:
@@ -92,26 +96,20 @@ class ForwardedReply:
                         if head.status != 200:
                             raise refused(head.status, event.data)
                         if not head.is_stream:
-                            rest = event.data
+                            body = event.data
                         elif event.data:
-                            rest = await self._pass_on(stream, job, event.data, rest)
+                            await self._pass_on(stream, job, event.data)
                         run.note_passed(event.completion_tokens - delivered)
                         delivered = event.completion_tokens
                     case RequestUsage():
                         break
-        return rest
+        return body
 
-    async def _pass_on(self, stream: EventStream, job: BilledRequest, data: bytes, held: bytes) -> bytes:
-        """Send an event, or hold it back with those from the end of a choice on; return what is held."""
+    async def _pass_on(self, stream: EventStream, job: BilledRequest, data: bytes) -> None:
         if not stream.started:
             await stream.start(job.headers(final=False))
-        if held and _ENDS_CHOICE not in data and b'"choices":[]' not in data:
-            await stream.write(held)  # another choice goes on
-            held = b""
-        if held or _ENDS_CHOICE in data:
-            return held + encode_event(data)
-        await stream.event(data)
-        return b""
+        if events := self._relay.pass_on(data):
+            await stream.write(events)
 
 
 def refused(status: int, body: bytes) -> ApiError:

@@ -1,15 +1,22 @@
-"""Resolution of `NAME` and `NAME:VERSION` to function versions, with the key's rights."""
+"""Resolution of `NAME` and `NAME:VERSION` to function versions, with the key's rights.
+
+Of a function in a rollout, `NAME` is either of two versions, as the id of the request decides.
+"""
 
 import re
 from dataclasses import dataclass
 
 from gateway.core.contract import ClusterOperations
 from gateway.core.errors import ModelNotFound
+from gateway.core.request_context import RequestContext
 from gateway.tenants.access import may_call, require_named
 from registry.clock import Clock
 from registry.errors import NotFound
 from registry.records.api_key import ApiKey
+from registry.records.change import Snapshot
 from registry.records.function import NAME_PATTERN, Function, FunctionVersion
+from registry.records.instance import InstanceState
+from registry.records.rollout import Rollout, goes_to_candidate, is_shadowed
 from registry.state import ClusterState
 
 _SPEC = re.compile(rf"(?P<name>{NAME_PATTERN.pattern})(?::(?P<version>[1-9][0-9]{{0,8}}))?")
@@ -25,6 +32,7 @@ class _Index:
     functions: dict[str, Function]
     versions: dict[tuple[str, int], FunctionVersion]
     found: dict[str, tuple[FunctionVersion, Callers]]  # by what requests named, at most `versions` twice
+    candidates: dict[str, tuple[Rollout, FunctionVersion]]  # with a ready instance, by function
 
 
 class FunctionResolver:
@@ -47,6 +55,44 @@ class FunctionResolver:
             return None
         version, callers = found
         return version if may_call(key, version.function, callers) else None
+
+    def chosen(self, spec: str, context: RequestContext) -> FunctionVersion | None:
+        """Return what `choose` would, if it was found a moment ago."""
+        version = None if context.pinned_version else self.known(spec, context.caller)
+        return None if version is None else self._split(spec, version, context)
+
+    async def choose(self, spec: str, context: RequestContext) -> FunctionVersion:
+        """Return the version that a request for `spec` goes to; during a rollout its id decides.
+
+        Records in the context if a copy of it is to go to the candidate. Raises as `resolve`.
+        """
+        if context.pinned_version:
+            pinned = self._fresh().versions.get((spec.partition(":")[0], context.pinned_version))
+            if pinned is None:
+                raise ModelNotFound(spec)
+            return pinned
+        return self._split(spec, await self.resolve(spec, context.caller), context)
+
+    def may_be_shadowed(self, request_id: str) -> bool:
+        """Return whether a copy of a request is made if it is for the right function."""
+        candidates = self._fresh().candidates
+        return bool(candidates) and any(is_shadowed(one, request_id) for one, _ in candidates.values())
+
+    def owner(self, name: str) -> str:
+        """Return the tenant that a function belongs to, "" for the operator."""
+        function = self._fresh().functions.get(name)
+        return "" if function is None else function.access.owner
+
+    def _split(self, spec: str, version: FunctionVersion, context: RequestContext) -> FunctionVersion:
+        split = self._fresh().candidates.get(spec)  # a name with a version is no key of it
+        if split is None or split[0].stable != version.version:
+            return version
+        rollout, candidate = split
+        if goes_to_candidate(rollout, context.request_id):
+            return candidate
+        if is_shadowed(rollout, context.request_id):
+            context.shadow_version = candidate.version
+        return version
 
     async def resolve(self, spec: str, key: ApiKey) -> FunctionVersion:
         """Return the version named by `spec`.
@@ -124,5 +170,29 @@ class FunctionResolver:
                 functions={function.name: function for function in view.functions},
                 versions={(version.function, version.version): version for version in view.versions},
                 found={},
+                candidates=_candidates(view),
             )
         return self._index
+
+
+def _candidates(view: Snapshot) -> dict[str, tuple[Rollout, FunctionVersion]]:
+    """Return the rollouts that split requests now, with their candidates.
+
+    A candidate without a ready instance gets none: they would wait for its start.
+    """
+    rollouts = {
+        head.name: head.rollout for head in view.functions if head.rollout is not None and head.rollout.splits
+    }
+    if not rollouts:
+        return {}
+    keys = {(name, rollout.plan.candidate) for name, rollout in rollouts.items()}
+    ready = {
+        (one.function, one.version)
+        for one in view.instances
+        if one.state is InstanceState.READY and (one.function, one.version) in keys
+    }
+    return {
+        version.function: (rollouts[version.function], version)
+        for version in view.versions
+        if (version.function, version.version) in ready
+    }

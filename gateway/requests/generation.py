@@ -50,6 +50,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finish_reason: str = ""
     calls: tuple[ToolCall, ...] = ()
     first_call: int = 0  # the number of calls before them
+    stop: str = ""  # the stop string that ended it
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class ChoiceResult:
     logprobs: list[tuple[int, TokenLogprob]] = field(default_factory=list)
     finish_reason: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    stop: str = ""
 
     def add(self, delta: ChoiceDelta) -> None:
         """Append a delta."""
@@ -69,6 +71,7 @@ class ChoiceResult:
         self.logprobs += delta.logprobs
         self.calls += delta.calls
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop = delta.stop or self.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +253,7 @@ class _DeltaMaker:
             token_ids=tokens.ids,
             logprobs=tuple(zip(tokens.ids, tokens.logprobs, strict=False)) if tokens.logprobs else (),
             finish_reason=reason,
+            stop=self._stops.hit or "",
         )
 
     def _until_stop(self, ids: Sequence[int]) -> str:

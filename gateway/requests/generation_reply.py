@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -15,10 +15,9 @@ from gateway.core.settings import StreamSettings
 from gateway.http.disconnect import CancelOnDisconnect
 from gateway.http.limits import ClientGone
 from gateway.http.responses import raw_json
-from gateway.http.sse import DONE, EventStream, encode_event
+from gateway.http.sse import EventStream, encode_event
 from gateway.inference.assets import ModelAssets
 from gateway.requests.billed_request import BilledRequest, run_all
-from gateway.requests.formats import ReplyFormat, usage_json
 from gateway.requests.generation import (
     ChoiceCallbacks,
     ChoiceDelta,
@@ -26,6 +25,7 @@ from gateway.requests.generation import (
     GenerationChoice,
     run_choice,
 )
+from gateway.requests.reply_format import ReplyFormat, ReplyUsage
 from gateway.requests.services import Services
 from gateway.tenants.cost_estimates import WorkBound
 from registry.records.function import FunctionVersion
@@ -42,7 +42,6 @@ class GenerationPlan:
     assets: ModelAssets
     choices: Sequence[GenerationChoice]
     format: ReplyFormat
-    include_usage: bool
 
     def bound(self) -> WorkBound:
         """Return what it computes at most."""
@@ -73,8 +72,7 @@ class WholeReply:
         with CancelOnDisconnect(scope) as guard:
             async with BilledRequest(self._services, plan.context, plan.version, plan.bound()) as job:
                 await run_all(plan.choices, lambda choice: run_choice(job, plan.assets, choice, listener))
-                usage = usage_json(prompt_tokens(job.runs), completion_tokens(job.runs))
-                body = await plan.format.whole(outcomes, usage)
+                body = await plan.format.whole(outcomes, usage_of(job))
                 await job.complete()
             guard.disarm()
             await raw_json(body, headers=job.headers(final=True))(scope, receive, send)
@@ -111,7 +109,7 @@ class StreamReply:
         except ClientGone:
             raise
         except Exception as error:  # an event, once the stream has started
-            await fail_stream(stream, error, plan.context)
+            await fail_stream(stream, error, plan.context, plan.format.failure)
 
 
 _LOADING = frozenset({"reserve", "fetch", "copy", "bind", "ready"})
@@ -190,7 +188,7 @@ class _ChoiceWriter:
         self._job = job
         self._opened: set[int] = set()
         self._open = len(plan.choices)
-        self._last = (0, "")
+        self._last = ChoiceDelta(index=0, text="")
 
     async def delta(self, delta: ChoiceDelta) -> None:
         """Send a delta."""
@@ -198,34 +196,40 @@ class _ChoiceWriter:
         first = delta.index not in self._opened
         if first:
             self._opened.add(delta.index)
-            if (opening := form.opening(delta.index)) is not None:
-                await self._stream.event(opening)
-                first = False
-        if (chunk := form.delta(delta, first=first)) is not None:
-            await self._stream.event(chunk)
+        if events := form.events(delta, first=first):
+            await self._stream.write(events)
         if delta.finish_reason:
             self._open -= 1
             if self._open:
-                await self._stream.event(form.finish(delta.index, delta.finish_reason, None))
+                await self._stream.write(form.finish(delta.index, delta.finish_reason))
             else:
-                self._last = (delta.index, delta.finish_reason)
+                self._last = delta
 
     def tail(self) -> bytes:
         """Return what is sent after billing, in one write."""
-        form, job = self._plan.format, self._job
-        facts = job.facts()
-        if not self._plan.include_usage:
-            return encode_event(form.finish(*self._last, facts)) + DONE
-        usage = usage_json(prompt_tokens(job.runs), completion_tokens(job.runs))
-        return encode_event(form.finish(*self._last, None)) + encode_event(form.usage(usage, facts)) + DONE
+        return self._plan.format.end(self._last, usage_of(self._job), self._job.facts())
+
+
+def usage_of(job: BilledRequest) -> ReplyUsage:
+    """Return the tokens of a request's calls so far."""
+    return ReplyUsage(prompt=prompt_tokens(job.runs), completion=completion_tokens(job.runs))
 
 
 async def _ignore(_: object) -> None:
     return None
 
 
-async def fail_stream(stream: EventStream, error: Exception, context: RequestContext) -> None:
-    """Send an error as an event; before the first byte, raise it to the middleware."""
+def _failed(error: ApiError) -> bytes:
+    return encode_event(error.envelope())
+
+
+async def fail_stream(
+    stream: EventStream,
+    error: Exception,
+    context: RequestContext,
+    failure: Callable[[ApiError], bytes] = _failed,
+) -> None:
+    """Send an error as the events of `failure`; before the first byte, raise it to the middleware."""
     if not stream.started:
         raise error
     known = translate(error)
@@ -234,4 +238,4 @@ async def fail_stream(stream: EventStream, error: Exception, context: RequestCon
         known = ApiError(500, "internal", f"internal error; request {context.request_id}")
     context.error_code = known.code
     async with asyncio.timeout(5):
-        await stream.end(encode_event(known.envelope()))
+        await stream.end(failure(known))

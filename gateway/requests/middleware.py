@@ -7,14 +7,17 @@ from functools import lru_cache
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.core.error_forms import error_body, error_form
 from gateway.core.errors import ApiError, translate
 from gateway.core.ids import client_request_id, new_request_id
 from gateway.core.request_context import RequestContext, attach
 from gateway.core.request_trace import caller_trace
 from gateway.core.rights import Right
 from gateway.http.access_log import AccessEntry, AccessLog
+from gateway.http.disconnect import ConnectionEnd
 from gateway.http.drain import GatewayDraining, InFlightLimiter, ServingPhase
 from gateway.http.limits import ClientGone
+from gateway.requests.job_call import JobReply, ReplyCollector, error_reply, job_scope
 from gateway.requests.routing import Endpoint, Router
 from gateway.requests.services import Services
 from gateway.requests.spans import ServedRequest, request_span
@@ -69,6 +72,32 @@ class RequestMiddleware:
         finally:
             self._finish(endpoint, scope, context, reply.status)
 
+    async def run_job(
+        self, path: str, body: bytes, context: RequestContext, end: ConnectionEnd, *, limit_bytes: int
+    ) -> JobReply:
+        """Return the response to the request of a job, whose context has its key and is admitted.
+
+        A lost `end` cancels it, with status 499, as the end of a client's connection does.
+        """
+        scope = job_scope(path, end)
+        attach(scope, context)
+        endpoint, collector = self._router.find(scope), ReplyCollector(limit_bytes)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            require_right(context.caller, endpoint.needs, path)
+            await endpoint(scope, receive, collector.send)
+            reply = collector.reply()
+        except ClientGone:
+            reply = JobReply(status=CLIENT_GONE, body=b"", code="cancelled")
+        except Exception as error:  # whatever it is, it is the job's result
+            reply = error_reply(self._translated(error, path, context))
+        context.error_code = reply.code
+        self._finish(endpoint, scope, context, reply.status)
+        return reply
+
     async def _pass(
         self,
         endpoint: Endpoint,
@@ -85,7 +114,7 @@ class RequestMiddleware:
         has_body = not endpoint.streamed_body and (length != b"0" or b"transfer-encoding" in headers)
         slot = _InFlightRequest(self._services.limiter, receive, has_body=has_body)
         try:
-            auth, header = self._services.auth, headers.get(b"authorization")
+            auth, header = self._services.auth, _authorization(headers)
             context.key = auth.known(header) or await auth.authenticate(header)
             slot.tenant = self._services.limiter.charge(context.key.tenant)
             require_right(context.key, endpoint.needs, scope["path"])
@@ -93,11 +122,19 @@ class RequestMiddleware:
                 self._trace(endpoint, headers, context)
             if endpoint.follows:
                 slot.release()  # following a log must not delay a shutdown
-            if not (endpoint.metered and context.key.limited):
-                await endpoint(scope, slot.receive, reply.send)
-            else:
-                async with self._services.quotas.admit(context):
-                    await endpoint(scope, slot.receive, reply.send)
+            copy = self._services.shadows.copy(slot.receive, context) if endpoint.metered else None
+            receive = slot.receive if copy is None else copy.receive
+            try:
+                if not (endpoint.metered and context.key.limited):
+                    await endpoint(scope, receive, reply.send)
+                else:
+                    async with self._services.quotas.admit(context):
+                        await endpoint(scope, receive, reply.send)
+                if copy is not None:
+                    self._services.shadows.send(endpoint, scope, copy, context)
+            finally:
+                if copy is not None:
+                    copy.release()
         finally:
             slot.release()
 
@@ -116,15 +153,12 @@ class RequestMiddleware:
     async def _fail(
         self, error: Exception, scope: Scope, reply: "_ReplySender", context: RequestContext
     ) -> None:
-        known = translate(error, scope["path"])
-        if known is None:
-            _log.error("request %s failed", context.request_id, exc_info=error)
-            known = ApiError(500, "internal", f"internal error; request {context.request_id}")
+        known = self._translated(error, scope["path"], context)
         context.error_code = known.code
         if reply.started:
             # The head is sent: a body that is too short shows the client the failure.
             return
-        body = known.envelope()
+        body = error_body(known, error_form(scope["path"]), context.response_id)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in known.all_headers()]
         raw += [
             (b"content-type", b"application/json"),
@@ -132,6 +166,13 @@ class RequestMiddleware:
         ]
         await reply.send({"type": "http.response.start", "status": known.status, "headers": raw})
         await reply.send({"type": "http.response.body", "body": body})
+
+    def _translated(self, error: Exception, path: str, context: RequestContext) -> ApiError:
+        known = translate(error, path)
+        if known is None:
+            _log.error("request %s failed", context.request_id, exc_info=error)
+            known = ApiError(500, "internal", f"internal error; request {context.request_id}")
+        return known
 
     def _finish(self, endpoint: Endpoint, scope: Scope, context: RequestContext, status: int) -> None:
         duration_s = self._services.clock.monotonic_s() - context.received_s
@@ -165,6 +206,8 @@ class RequestMiddleware:
             metrics.duration.observe((context.function,), duration_s)
         elif status == 429:
             metrics.requests["", "", "", code] += 1  # refused before its body was read
+        if status == 429 and metrics.tenants is not None and context.key is not None:
+            metrics.tenants.note_limited(context.key.tenant)
 
 
 class _InFlightRequest:
@@ -277,3 +320,11 @@ def _logged_path(raw: bytes) -> str:
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     """Return the headers; of repeated ones the first."""
     return dict(reversed(scope["headers"]))
+
+
+def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
+    """Return the Authorization header; a key in `x-api-key`, as Anthropic's clients send it, as one."""
+    given = headers.get(b"authorization")
+    if given is None and (key := headers.get(b"x-api-key")) is not None:
+        return b"Bearer " + key
+    return given

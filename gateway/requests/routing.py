@@ -121,7 +121,8 @@ def _endpoint(operation: Operation[H], handler: Handler) -> Endpoint:
         handler=handler,
         needs=operation.needs,
         path=operation.path,
-        metered=operation.needs is not Right.NONE and not operation.path.startswith(_ADMIN),
+        metered=operation.needs is not Right.NONE
+        and not (operation.rated or operation.path.startswith(_ADMIN)),
         status=operation.status,
         streamed_body=operation.streamed_body,
         follows=operation.follows,

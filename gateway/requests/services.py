@@ -6,6 +6,7 @@ from gateway.billing.request_record import Biller
 from gateway.core.audit_writer import AuditWriter
 from gateway.core.contract import ClusterOperations
 from gateway.core.executors import Executors, make_executors
+from gateway.core.job_events import JobEvents
 from gateway.core.open_call import Dispatcher
 from gateway.core.request_context import RequestContext
 from gateway.core.request_trace import RequestTracing
@@ -16,6 +17,7 @@ from gateway.inference.assets import AssetCache, ModelAssets
 from gateway.inference.tokenization import Encoder
 from gateway.requests.change_log import ChangeLog
 from gateway.requests.functions import FunctionResolver
+from gateway.requests.shadows import ShadowRequests
 from gateway.tenants.auth import Authenticator
 from gateway.tenants.concurrency_leases import ConcurrencyLeases
 from gateway.tenants.quotas import Quotas
@@ -51,7 +53,9 @@ class Services:
     executors: Executors
     vault: SecretVault
     changes: ChangeLog
+    shadows: ShadowRequests
     watch: WatchHub
+    job_events: JobEvents
     tracing: RequestTracing | None = None
 
     def encoder(self, version: FunctionVersion, assets: ModelAssets, context: RequestContext) -> Encoder:
@@ -60,7 +64,11 @@ class Services:
         return Encoder(version, assets, self.executors.text, tenant, inline_chars=inline_chars)
 
     async def aclose(self) -> None:
-        """Finish ledger writes and stop asset loads; arguments of `make_services` are not closed."""
+        """Finish ledger writes, stop shadow requests and asset loads.
+
+        Arguments of `make_services` are not closed.
+        """
+        await self.shadows.aclose()
         await self.biller.aclose()
         await self.leases.aclose()
         await self.assets.aclose()
@@ -81,7 +89,11 @@ def make_services(
 ) -> Services:
     """Build the HTTP side's parts."""
     health, leases = biller.health, ConcurrencyLeases(state, clock)
-    metrics = metrics or Metrics(cluster.view, clock=clock)
+    metrics = metrics or Metrics(
+        cluster.view, clock=clock, vllm_names=settings.vllm_metrics, tenants=settings.tenant_metrics
+    )
+    functions = FunctionResolver(cluster, state, clock)
+    limiter = InFlightLimiter(settings.max_in_flight, settings.body_memory_bytes)
     metrics.outbox_records.set_function(lambda: len(biller.outbox))
     return Services(
         settings=settings,
@@ -92,16 +104,18 @@ def make_services(
         clock=clock,
         metrics=metrics,
         health=health,
-        limiter=InFlightLimiter(settings.max_in_flight, settings.body_memory_bytes),
+        limiter=limiter,
+        shadows=ShadowRequests(functions, limiter, metrics, clock),
         auth=Authenticator(state, clock, cache_s=settings.key_cache_s),
         quotas=Quotas(state, leases, health, clock),
         leases=leases,
-        functions=FunctionResolver(cluster, state, clock),
+        functions=functions,
         assets=AssetCache(blobs),
         biller=biller,
         executors=make_executors(),
         vault=SecretVault(state, settings.secret),
         watch=WatchHub(cluster, clock, settings.gateway_id),
         tracing=None if tracer is None else RequestTracing(tracer, settings.tracing, clock.monotonic_s),
+        job_events=JobEvents(state),
         changes=ChangeLog(AuditWriter(state, clock, settings.gateway_id), clock, metrics, settings.limits),
     )

@@ -31,6 +31,8 @@ PROVIDER = "hypercast"  # of `gen_ai.provider.name`
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
     "/v1/embeddings": "embeddings",
 }
 _MIN_WAIT_MS = 0.001

@@ -20,6 +20,7 @@ from registry.records.function import (
     policy_of,
 )
 from registry.records.live import LiveMode
+from registry.records.rollout import MAX_STEPS, RolloutLimits, RolloutPlan
 from registry.records.secret import MAX_SECRET_BYTES
 
 Digest = Annotated[str, Meta(pattern=SHA256)]
@@ -96,7 +97,8 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `replace_task` allows a task other than that of the function's current version. A model from a hub has
     its id as `source`, and the commit that was deployed as `revision`. `engine_args` are arguments of vLLM's
-    server, for the engine `vllm` alone.
+    server, for the engine `vllm` alone. Without `make_current` requests go on to the version that is current;
+    the first version of a function is always made current.
     """
 
     name: ShortText
@@ -115,6 +117,7 @@ class CreateFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     revision: Annotated[str, Meta(pattern=COMMIT)] = ""
     engine: EngineKind = EngineKind.NATIVE
     engine_args: EngineArgs = []
+    make_current: bool = True
 
 
 class CreatedFunction(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,9 +141,52 @@ class RollbackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     version: Annotated[int, Meta(ge=1)] | None = None
 
 
+class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rollout to begin, or the active one of the same version to change: what is omitted is the default.
+
+    `percent` of the requests go to version `to`, and copies of `shadow_percent` of the others, whose answers
+    are discarded. With `steps` the share becomes the next of them after `step_s` in good health, and the
+    version is promoted after 100. It is rolled back once, over `window_s`, its rate of errors is above the
+    current version's by more than `max_error_rate`, or its mean time to the first token is more than
+    `max_ttft_ratio` times the current one's. With `wait` the answer comes once an instance of it is ready.
+    """
+
+    to: Annotated[int, Meta(ge=1)]
+    percent: Annotated[float, Meta(ge=0, le=100)] | None = None
+    shadow_percent: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    steps: Annotated[list[Annotated[float, Meta(gt=0, le=100)]], Meta(max_length=MAX_STEPS)] = []
+    step_s: Annotated[float, Meta(ge=1, le=7 * 86400)] = 300.0
+    max_error_rate: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    max_ttft_ratio: Annotated[float, Meta(ge=1, le=1000)] = 2.0
+    min_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 5
+    window_s: Annotated[float, Meta(ge=5, le=3600)] = 60.0
+    wait: bool = False
+
+    def plan(self) -> RolloutPlan:
+        """Return the rollout. Raises InvalidRecord."""
+        first = self.steps[0] if self.steps else 0.0
+        return RolloutPlan(
+            candidate=self.to,
+            percent=first if self.percent is None else self.percent,
+            shadow_percent=self.shadow_percent,
+            steps=tuple(self.steps),
+            step_s=self.step_s,
+            limits=RolloutLimits(
+                max_error_rate=self.max_error_rate,
+                max_ttft_ratio=self.max_ttft_ratio,
+                min_requests=self.min_requests,
+                window_s=self.window_s,
+            ),
+        )
+
+
 class ScaleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     instances: Annotated[int, Meta(ge=0, le=100_000)]
     on: NodeIds = []
+    wait: bool = True
+
+
+class DrainRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait: bool = True
 
 

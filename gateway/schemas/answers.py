@@ -17,6 +17,7 @@ from registry.records.function import FunctionVersion, Scaling
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
+from registry.records.rollout import Rollout, RolloutLimits, RolloutState
 from registry.records.scaling import ScalingRecord
 from registry.records.usage import PriceRate
 
@@ -100,10 +101,44 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"]
 
 
+class RolloutTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version has served over a rollout's window; `ttft_ms` is the mean, null without first tokens."""
+
+    version: Count
+    requests: Count
+    ended: Count
+    errors: Count
+    ttft_ms: float | None
+
+
+class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
+    """The last rollout of a function. Of one in progress, `traffic` is what is compared: candidate, stable.
+
+    `ready` counts the candidate's instances. `since` is when the state or the share last changed.
+    """
+
+    name: str
+    id: str
+    state: RolloutState
+    candidate: Count
+    stable: Count
+    percent: float
+    shadow_percent: float
+    steps: Sequence[float]
+    step_s: float
+    limits: RolloutLimits
+    started_at: float
+    since: float
+    reason: str
+    ready: Count
+    traffic: Sequence[RolloutTraffic]
+
+
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     """A function. `live` is the last decision on serving while loading; `history` are all versions.
 
     `decision` is the last one that changed the number of instances; lists of functions do not have it.
+    `rollout` is the last one.
 
     `owner` is a tenant, null for the operator. Keys that may call a function and not manage it are not shown
     its files, instances and the tenants that it is shared with.
@@ -120,6 +155,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     shared_with: Sequence[str]
     live: LiveRecord | None = None
     decision: ScalingRecord | msgspec.UnsetType | None = msgspec.UNSET
+    rollout: Rollout | None = None
     history: Sequence[FunctionVersion] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -157,6 +193,18 @@ class ScaledFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     instances: Count
     waited: bool
+
+
+class CordonedNode(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    cordoned: bool
+
+
+class DrainedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A cordoned node with the instances that it still has."""
+
+    node: str
+    instances: Sequence[InstanceRecord]
 
 
 class DroppedImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,7 +406,7 @@ class ServiceIndex(msgspec.Struct, frozen=True, kw_only=True):
     console: Literal["/ui"] = "/ui"
     livez: Literal["/livez"] = "/livez"
     health: Literal["/health"] = "/health"
-    api: str = "OpenAI's below /v1; send the API key as 'Authorization: Bearer hc_…'"
+    api: str = "OpenAI's and Anthropic's below /v1; send the API key as 'Authorization: Bearer hc_…'"
     docs: str = "docs/HTTP.md in the source; the command line: hypercast --help"
 
 

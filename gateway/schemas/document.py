@@ -5,19 +5,28 @@ from typing import Any
 
 import msgspec
 
-from gateway.core.errors import OPENAI_PATHS
+from gateway.core.error_forms import ErrorForm, error_form
+from gateway.core.errors import PROTOCOL_PATHS
 from gateway.core.rights import Right, roles_with
 from gateway.schemas.answers import VERSION
+from gateway.schemas.anthropic import AnthropicError
+from gateway.schemas.open_inference import InferenceError
 from gateway.schemas.openai import ChatMessage, ErrorEnvelope
-from gateway.schemas.operations import EVENTS, JSON, Operation
+from gateway.schemas.operations import EVENTS, FORM, JSON, Operation
 from gateway.schemas.parameters import CLIENT_REQUEST_ID, Parameter
 
 Json = dict[str, object]
 
 _TEXT: Json = {"type": "string"}
+_BINARY: Json = {"type": "string", "format": "binary"}
+_UPLOAD: Json = {
+    "type": "object",
+    "properties": {"file": _BINARY, "purpose": {"enum": ["batch", "user_data"]}},
+    "required": ["file", "purpose"],
+}
 _REF = "#/components/schemas/{name}"
 _STATUS_TEXTS = {
-    400: "Not JSON, or a request that cannot be executed; below /v1/ also what is a 422 elsewhere",
+    400: "Not JSON, or a request that cannot be executed; below /v1/ and /v2/ also what is a 422 elsewhere",
     401: "No API key, or one that is unknown, revoked or expired",
     403: "The key lacks the right",
     404: "No such function, version, key or request",
@@ -31,9 +40,20 @@ _STATUS_TEXTS = {
     504: "A deadline passed",
     507: "The store's disk is full",
 }
+_ERRORS: dict[ErrorForm, type] = {
+    ErrorForm.OPENAI: ErrorEnvelope,
+    ErrorForm.ANTHROPIC: AnthropicError,
+    ErrorForm.INFERENCE: InferenceError,
+}
 _TAGS = (  # of paths, by the first prefix that fits
+    ("/v1/messages", "anthropic"),
     ("/v1/", "openai"),
+    ("/v2", "inference"),
+    ("/tokenize", "openai"),
+    ("/detokenize", "openai"),
     ("/functions/", "functions"),
+    ("/predictions", "predictions"),
+    ("/webhooks/", "predictions"),
     ("/admin/blobs/", "blobs"),
     ("/admin/usage/", "usage"),
     ("/admin/", "admin"),
@@ -85,7 +105,7 @@ def document(operations: Sequence[Operation[Any]]) -> bytes:
             "version": VERSION,
             "description": "Serverless functions for machine-learning models.",
         },
-        "security": [{"key": []}],
+        "security": [{"key": []}, {"x-api-key": []}],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -93,8 +113,15 @@ def document(operations: Sequence[Operation[Any]]) -> bytes:
                 name: {"description": note, "schema": schema} for name, (note, schema) in _HEADERS.items()
             },
             "parameters": {CLIENT_REQUEST_ID.name: _parameter(CLIENT_REQUEST_ID)},
-            "responses": {str(status): _failure(status) for status in _STATUS_TEXTS},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {
+                _failure_name(status, form): _failure(status, form)
+                for form in ErrorForm
+                for status in _STATUS_TEXTS
+            },
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
     return msgspec.json.encode(whole)
@@ -109,7 +136,7 @@ def statuses(op: Operation[Any]) -> frozenset[int]:
         found.update(_WITH_BODY)
     if op.calls:
         found.update(_OF_CALLS)
-    if op.path.startswith(OPENAI_PATHS):
+    if op.path.startswith(PROTOCOL_PATHS):
         found.discard(422)  # an invalid value is a 400 there
     return frozenset(found)
 
@@ -121,7 +148,7 @@ def _kinds(operations: Sequence[Operation[Any]]) -> Iterator[object]:
         if op.answer is not None:
             yield op.answer
         yield from (*op.any_body, *op.any_answer)
-    yield from (ErrorEnvelope, ChatMessage)
+    yield from (*_ERRORS.values(), ChatMessage)
 
 
 def _operation(op: Operation[Any]) -> Json:
@@ -134,11 +161,11 @@ def _operation(op: Operation[Any]) -> Json:
             {"$ref": f"#/components/parameters/{CLIENT_REQUEST_ID.name}"},
         ],
         "responses": {
-            str(op.status): _good(op),
-            **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses(op))},
+            **{str(status): _good(op) for status in (op.status, *op.also)},
+            **{str(status): {"$ref": _failure_ref(status, op.path)} for status in sorted(statuses(op))},
         },
     }
-    if op.path in ("/readyz", "/health"):
+    if op.path in ("/readyz", "/health", "/v2/health/ready"):
         described["responses"]["503"] = {**_good(op), "description": "Not ready"}  # type: ignore[index]
     if op.method == "head":
         described["responses"] = _without_content(described["responses"])
@@ -166,7 +193,15 @@ def _good(op: Operation[Any]) -> Json:
     return {"description": "Done", "headers": _headers(headers), "content": content}
 
 
-def _failure(status: int) -> Json:
+def _failure_name(status: int, form: ErrorForm) -> str:
+    return str(status) if form is ErrorForm.OPENAI else f"{form.value}-{status}"
+
+
+def _failure_ref(status: int, path: str) -> str:
+    return f"#/components/responses/{_failure_name(status, error_form(path))}"
+
+
+def _failure(status: int, form: ErrorForm) -> Json:
     headers = ["X-Request-Id"]
     if status in (429, 503):
         headers.append("Retry-After")
@@ -177,7 +212,7 @@ def _failure(status: int) -> Json:
     return {
         "description": _STATUS_TEXTS[status],
         "headers": _headers(headers),
-        "content": {JSON: {"schema": _schema(ErrorEnvelope)}},
+        "content": {JSON: {"schema": _schema(_ERRORS[form])}},
     }
 
 
@@ -197,7 +232,7 @@ def _headers(names: list[str]) -> Json:
 def _body(op: Operation[Any]) -> Json:
     if isinstance(op.body, type):
         return {JSON: {"schema": _schema(op.body)}}
-    content: Json = {media: {"schema": {"type": "string", "format": "binary"}} for media in op.body or ()}
+    content: Json = {media: {"schema": _UPLOAD if media == FORM else _BINARY} for media in op.body or ()}
     if op.any_body:
         content[JSON] = {"schema": {"anyOf": [*map(_schema, op.any_body), {}]}}
     return content

@@ -220,7 +220,7 @@ def refuse_unsupported(request: GenerateFields) -> None:
             pass
 
 
-def refuse_misspelt(body: bytes | bytearray, request: type[GenerateFields]) -> None:
+def refuse_misspelt(body: bytes | bytearray, request: type[msgspec.Struct]) -> None:
     """Raise BadRequest for a field of `body`, which decodes, with nearly the name of a known one."""
     known = request.__struct_fields__
     for field in msgspec.json.decode(body, type=dict[str, msgspec.Raw]):

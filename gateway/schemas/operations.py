@@ -19,6 +19,7 @@ SCRIPT = "text/javascript"
 SVG = "image/svg+xml"
 BYTES = "application/octet-stream"
 CSV = "text/csv"
+FORM = "multipart/form-data"
 PARQUET = "application/vnd.apache.parquet"
 
 H = TypeVar("H")
@@ -50,7 +51,7 @@ class Operation(Generic[H]):
     that every such operation shares. `calls` are calls of functions. A body with `streamed_body` is
     processed as it arrives. A response that `follows` a log does not delay a shutdown. `audit` is how a
     change is recorded; an operation of a changing method without it has the reason in `unaudited`. A `rated`
-    one has the rate of its key's requests.
+    one has the rate of its key's requests. `also` are good statuses beside `status`.
     """
 
     method: str
@@ -74,3 +75,4 @@ class Operation(Generic[H]):
     audit: Audit | None = None
     unaudited: str = ""
     rated: bool = False
+    also: tuple[int, ...] = ()

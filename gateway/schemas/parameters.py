@@ -166,8 +166,11 @@ FUNCTION_SPEC = PathParameter(
 )
 SECRET_KEY = PathParameter(name="key", pattern=f"^{KEY_PATTERN}$")
 MODEL = PathParameter(name="model", pattern=FUNCTION_SPEC.pattern, note=FUNCTION_SPEC.note)
+MODEL_NAME = PathParameter(name="model", pattern=FUNCTION_NAME.pattern)
+MODEL_VERSION = PathParameter(name="version", pattern="^[1-9][0-9]{0,8}$")
 DIGEST = PathParameter(name="digest", pattern="^[0-9a-f]{64}$", note="SHA-256 of the blob")
 KEY_ID = PathParameter(name="key_id", pattern="^[0-9a-f]{1,64}$")
+NODE_ID = PathParameter(name="node", pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 ONCE = BoolParameter(name="once", note="end after the first event, which has everything")
 UI_FILE = PathParameter(name="file", pattern="^[a-z][a-z-]{0,63}[.](css|js|svg|html)$")
 REQUEST_ID = PathParameter(
@@ -175,6 +178,22 @@ REQUEST_ID = PathParameter(
     pattern="^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
     note="as in the response's `x-request-id`",
 )
+
+PREDICTION = PathParameter(
+    name="prediction", pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", note="its id, which a client may choose"
+)
+FILE = PathParameter(name="file", pattern="^file-[0-9a-f]{24}$")
+BATCH = PathParameter(name="batch", pattern="^batch_[0-9a-f]{24}$")
+PREFER = StringParameter(
+    name="prefer",
+    place="header",
+    note="`respond-async`: answer at once; `wait=N`: when it has ended, or after N seconds",
+)
+FILE_LIMIT = IntParameter(name="limit", min=1, max=10_000, default=10_000, note="most entries of the answer")
+BATCH_LIMIT = IntParameter(name="limit", min=1, max=100, default=20, note="most entries of the answer")
+AFTER = StringParameter(name="after", note="an id: the entries that follow it")
+ORDER = EnumParameter(name="order", choices=("asc", "desc"), note="by creation; the latest first by default")
+PURPOSE = StringParameter(name="purpose")
 
 TOP_K = IntParameter(name="top_k", min=1, max=1000, default=5, note="number of labels for an image file")
 LINES = IntParameter(name="lines", min=1, max=100_000, default=100, note="number of lines of each node")

@@ -7,7 +7,7 @@ import msgspec
 from registry.records.function import Function, FunctionVersion
 from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
-from registry.records.node import NodeRecord
+from registry.records.node import NodeRecord, NodeState
 
 
 class ShownNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def show_node(record: NodeRecord) -> ShownNode:
     """Return the node as it is shown."""
     return ShownNode(
         host=record.host,
-        state=record.state.value,
+        state="cordoned" if record.cordoned and record.state is NodeState.READY else record.state.value,
         device=record.device,
         gpu_type=record.gpu_type,
         gpu_bytes=record.gpu_bytes,

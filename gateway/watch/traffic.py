@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gateway.cluster.traffic_sums import TrafficKey as Key
+from gateway.cluster.traffic_sums import TrafficSums
 from registry.records.change import CallTraffic, LoadReport
-
-Key = tuple[str, int]
 
 SAMPLE_S = 0.5  # between two samples
 _TOKENS_OVER_S = 2.0
@@ -41,12 +41,9 @@ class TrafficMeter:
     """Rates of the whole cluster: this gateway's own counts now, and those that others last reported."""
 
     def __init__(self, gateway: str) -> None:
-        self._gateway = gateway
-        self._counts: dict[tuple[str, Key], CallTraffic] = {}  # by gateway and version, as last reported
-        self._sums: dict[Key, CallTraffic] = {}  # that only grow, also where a gateway restarts
+        self._sums = TrafficSums(gateway)
         self._samples: dict[Key, deque[_Sample]] = {}
         self._next_s = 0.0
-        self._sampled = False
 
     def __repr__(self) -> str:
         return f"<TrafficMeter of {len(self._samples)} versions>"
@@ -56,37 +53,14 @@ class TrafficMeter:
         if now_s < self._next_s:
             return
         self._next_s = now_s + SAMPLE_S
-        for key, counts in own.items():
-            # Its own counts are complete: what is new among them was served since the sample before.
-            self._add(self._gateway, key, counts, since_zero=self._sampled)
-        self._sampled = True
-        for report in reports:
-            if report.gateway != self._gateway:
-                for load in report.loads:
-                    key = load.function, load.version
-                    self._add(report.gateway, key, load.traffic, since_zero=False)
-        for key, counts in self._sums.items():
+        self._sums.update(own, reports)
+        for key, counts in self._sums.sums.items():
             samples = self._samples.get(key)
             if samples is None:
                 samples = self._samples[key] = deque(maxlen=_SAMPLES)
                 if counts != CallTraffic():  # served since the sample before, when there was nothing
                     samples.append(_Sample(now_s - SAMPLE_S, CallTraffic()))
             samples.append(_Sample(now_s, counts))
-
-    def _add(self, gateway: str, key: Key, counts: CallTraffic, *, since_zero: bool) -> None:
-        before = self._counts.get((gateway, key), CallTraffic() if since_zero else None)
-        self._counts[gateway, key] = counts
-        total = self._sums.get(key, CallTraffic())
-        if before is None:  # whatever another had served before it was first seen is no traffic of now
-            self._sums[key] = total
-        elif counts is not before:
-            base = before if counts.requests >= before.requests else CallTraffic()
-            self._sums[key] = CallTraffic(
-                requests=total.requests + counts.requests - base.requests,
-                output_tokens=total.output_tokens + counts.output_tokens - base.output_tokens,
-                first_tokens=total.first_tokens + counts.first_tokens - base.first_tokens,
-                first_token_s=total.first_token_s + counts.first_token_s - base.first_token_s,
-            )
 
     def shown(self, reports: Iterable[LoadReport]) -> list[ShownTraffic]:
         """Return the versions with calls or rates, as of the last sample."""
@@ -118,11 +92,9 @@ class TrafficMeter:
 
     def keep(self, functions: frozenset[str]) -> None:
         """Drop the counts of all other functions."""
-        for key in [key for key in self._sums if key[0] not in functions]:
-            del self._sums[key]
-            self._samples.pop(key, None)
-        for place in [place for place in self._counts if place[1][0] not in functions]:
-            del self._counts[place]
+        self._sums.keep(functions)
+        for key in [key for key in self._samples if key[0] not in functions]:
+            del self._samples[key]
 
 
 def _rate(samples: deque[_Sample], over_s: float, count: Callable[[CallTraffic], int]) -> float:

@@ -4,6 +4,7 @@
 - `casting`: the region server, the links and the listener
 - `images`: caches, loads, checks and copies of images
 - `instances`: what instances use, vLLM and handlers
+- `logs`: the log of functions, and what killed nodes left of theirs
 - `memory`: the arena, and the host's tier
 - `node`: the whole node
 - `setup`: what a node is built from

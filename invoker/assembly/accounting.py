@@ -26,11 +26,8 @@ class Accounting:
 
 async def open_accounting(setup: NodeSetup, gpu_count: int, stack: AsyncExitStack) -> Accounting:
     settings = setup.settings
-    journals = setup.root / ".journals"  # not a valid host id
-    if settings.journal_dir is not None:
-        journals = settings.journal_dir / setup.root.name
     meter, journal = await run_in_thread(
-        _make_meter, settings.node_id, setup.epoch, journals, setup.clock, gpu_count
+        _make_meter, settings.node_id, setup.epoch, setup.journals, setup.clock, gpu_count
     )
     stack.callback(lambda: journal.close(remove=meter.is_settled))
     publisher = Publisher(setup.state, setup.epoch, settings.lease_s, meter)

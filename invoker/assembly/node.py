@@ -8,6 +8,7 @@ from invoker.assembly.accounting import open_accounting
 from invoker.assembly.casting import Casting, open_casting
 from invoker.assembly.images import open_images, start_checks
 from invoker.assembly.instances import instance_context, open_vllm
+from invoker.assembly.logs import open_logs
 from invoker.assembly.memory import open_memory
 from invoker.assembly.setup import NodeSetup
 from invoker.instances.calls import Calls
@@ -19,7 +20,6 @@ from invoker.live.hosted import HostedStages
 from invoker.live.pipelines import HostedPipelines
 from invoker.loading.attach import AttachServer, socket_path
 from invoker.loading.engine_images import EngineImages
-from invoker.log_rings import LogRings
 from invoker.node import Node, NodeDependencies, remote_error
 from invoker.pipeline.engines import StageContext
 from invoker.publisher import Publisher
@@ -39,7 +39,7 @@ async def assemble(setup: NodeSetup, stack: AsyncExitStack) -> tuple[Node, Publi
     casting = open_casting(setup, memory.arena, stack)
     accounting = await open_accounting(setup, memory.facts.gpu_count, stack)
     images = await open_images(setup, memory, casting, accounting, stack)
-    rings = LogRings(setup.clock)
+    rings = await open_logs(setup, stack)
     vllm = await open_vllm(setup, memory, stack)
     listener = casting.listener
     connect = partial(Channel.connect, secret=settings.secret, tls=setup.channel_tls.client)

@@ -36,3 +36,10 @@ class NodeSetup:
     def root(self) -> Path:
         """Return the cluster's folder in shared memory."""
         return self.settings.shm_dir / f"hypercast-{self.config.cluster_id}"
+
+    @property
+    def journals(self) -> Path:
+        """Return the folder of what survives the SIGKILL of a node: metering journals and log lines."""
+        if self.settings.journal_dir is not None:
+            return self.settings.journal_dir / self.root.name
+        return self.root / ".journals"  # not a valid host id

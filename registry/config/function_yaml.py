@@ -215,6 +215,27 @@ def parse_handler_limits(text: str, defaults: HandlerLimits) -> HandlerLimits:
     return replace(defaults, **_settings(file.limits))
 
 
+def scaling_keys() -> tuple[str, ...]:
+    """Return the keys of the section `scaling`."""
+    return _ScalingSection.__struct_encode_fields__
+
+
+def parse_scaling(given: Mapping[str, str]) -> dict[str, Any]:
+    """Parse settings of `scaling` by key, such as {"keep_alive": "5m"}; return those of a Scaling.
+
+    Whether they fit each other and the function is not checked. Raises InvalidRecord.
+    """
+    document = {"scaling": {key: _parse_yaml(text) for key, text in given.items()}}
+    try:
+        file = msgspec.convert(document, _FunctionFile, dec_hook=_decode_quantity)
+    except msgspec.ValidationError as error:
+        raise InvalidRecord(_explained(error, document).replace("scaling.", "")) from None
+    settings = _settings(file.scaling)
+    if len(settings) < len(given):
+        raise InvalidRecord("a setting has no value")
+    return settings
+
+
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader with unique text keys, and with the booleans of YAML 1.2: `on` and `off` are text."""
 

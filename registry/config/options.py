@@ -107,6 +107,19 @@ class Options:
     metrics_host: str | None = flag(
         "--metrics-host", UP_GATEWAY, "Address for --metrics-port.", shown="that of --host"
     )
+    vllm_metrics: bool = flag(
+        "--vllm-metrics",
+        UP_GATEWAY,
+        "Export metrics by vLLM's names, too, such as vllm:num_requests_running.",
+        default=False,
+    )
+    tenant_metrics: int = flag(
+        "--tenant-metrics",
+        UP_GATEWAY,
+        "Number of tenants that have metrics of their own; all others share one row.",
+        whole_number("n", 0, 1000),
+        default=0,
+    )
     tls_cert: Path | None = flag(
         "--tls-cert", UP_GATEWAY, "Certificate chain of the HTTP port, which then speaks HTTPS only.", FILE
     )
@@ -264,6 +277,46 @@ class Options:
         "Host memory per host for copies of models that its accelerators hold and serve.",
         SIZE,
         default="0B",
+    )
+
+    jobs_at_once: int = flag(
+        "--jobs-at-once",
+        UP_GATEWAY,
+        "Queued calls that a gateway runs at once, beside those of clients (0: none).",
+        whole_number("n", 0, 4096),
+        default=32,
+    )
+    jobs_memory_bytes: int = flag(
+        "--jobs-memory",
+        UP_GATEWAY,
+        "Memory of Redis for queued calls and their results; a tenant gets half.",
+        SIZE,
+        default="256MiB",
+    )
+    jobs_keep_s: float = flag(
+        "--jobs-keep", UP_GATEWAY, "Time to keep the result of a queued call.", DURATION, default="24h"
+    )
+    files_size_bytes: int = flag(
+        "--files-size",
+        UP_GATEWAY,
+        "Room in the store for files of callers and batches; a tenant gets half.",
+        SIZE,
+        default="10GiB",
+    )
+    files_keep_s: float = flag(
+        "--files-keep",
+        UP_GATEWAY,
+        "Time to keep files, and batches that have ended.",
+        DURATION,
+        default="720h",
+    )
+    webhook_allow: str = flag(
+        "--webhook-allow",
+        UP_GATEWAY,
+        "Hosts and private networks that webhooks may go to, such as hooks.local,10.0.0.0/8.",
+        default="",
+        shown="none",
+        metavar="LIST",
     )
 
     # --- the node

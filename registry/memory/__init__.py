@@ -2,6 +2,7 @@
 
 - `audit`: the audit log
 - `casts`: casts and their progress
+- `jobs`: jobs, files and batches
 - `ledger`: the usage ledger
 - `quota`: quotas of keys
 - `state`: the whole shared state

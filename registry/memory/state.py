@@ -11,6 +11,7 @@ from registry.errors import Conflict, NotFound, StaleEpoch
 from registry.keys import FEED_LENGTH
 from registry.memory.audit import MemoryAudit
 from registry.memory.casts import MemoryCasts
+from registry.memory.jobs import MemoryJobs
 from registry.memory.ledger import MemoryLedger
 from registry.memory.quota import MemoryQuotas
 from registry.records.api_key import ApiKey, SpendPeriod
@@ -47,6 +48,7 @@ from registry.records.instance import TRANSITIONS, InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
+from registry.records.rollout_changes import RolloutStep
 from registry.records.scaling import ScalingRecord
 from registry.records.secret import FunctionSecrets
 from registry.records.usage import RequestRecord
@@ -113,13 +115,14 @@ class _Lease:
     expires_at: float
 
 
-class MemoryState(MemoryLedger, MemoryAudit, State):
+class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
     """The shared state; time comes from `clock`, so that tests with a FakeClock control expiry."""
 
     def __init__(self, *, clock: Clock | None = None, feed_length: int = FEED_LENGTH) -> None:
         MemoryLedger.__init__(self)
         MemoryAudit.__init__(self)
         self._clock = clock or SystemClock()
+        MemoryJobs.__init__(self, self._clock)
         self._feed = MemoryFeed(feed_length)
         self._config: ClusterConfig | None = None
         self._heads: dict[str, Function] = {}
@@ -152,12 +155,13 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
         access: AccessStep = keep_access,
         *,
         unreserved: bool = False,
+        becomes_current: bool = True,
     ) -> FunctionVersion:
         name = draft.function
         head = self._heads.get(name)
         current = self._versions[name, head.current] if head else None
         known = KnownFunction(head=head, current=current, last=self._last_versions.get(name, 0))
-        planned = plan_version(known, draft, scaling, access)
+        planned = plan_version(known, draft, scaling, access, becomes_current=becomes_current)
         if unreserved and head is None and name in self._secrets:
             raise reserved(name)
         self._raise_schema(planned.result.schema)
@@ -165,7 +169,7 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
             self._versions[name, planned.result.version] = planned.result
             self._last_versions[name] = planned.result.version
         if planned.head != head:
-            self._set_head(planned.head)
+            self._set_head(planned.head, planned.result)
         return planned.result
 
     async def function(self, name: str) -> Function:
@@ -188,9 +192,9 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
             await self.function(name)
         return [version for (owner, _), version in sorted(self._versions.items()) if name in (None, owner)]
 
-    async def set_current(self, name: str, version: int) -> Function:
+    async def set_current(self, name: str, version: int, *, at: float = 0.0) -> Function:
         head = await self.function(name)
-        return self._update(head, plan_current(head, version))
+        return self._update(head, plan_current(head, version, at=at))
 
     async def set_scaling(self, name: str, scaling: Scaling) -> Function:
         head = await self.function(name)
@@ -199,6 +203,10 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
     async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
         head = await self.function(name)
         return self._update(head, replace(head, access=step(head.access)))
+
+    async def change_rollout(self, name: str, step: RolloutStep) -> Function:
+        head = await self.function(name)
+        return self._update(head, step(head))
 
     async def delete_function(self, name: str) -> None:
         head = await self.function(name)
@@ -417,11 +425,11 @@ class MemoryState(MemoryLedger, MemoryAudit, State):
         if self._config is not None and self._config.schema < schema:
             self._config = replace(self._config, schema=schema)
 
-    def _set_head(self, head: Function) -> None:
+    def _set_head(self, head: Function, version: FunctionVersion | None = None) -> None:
         self._raise_schema(head.schema)
         self._heads[head.name] = head
-        current = self._versions[head.name, head.current]
-        self._feed.publish(FunctionChanged(function=head, version=current))
+        version = version or self._versions[head.name, head.current]
+        self._feed.publish(FunctionChanged(function=head, version=version))
 
     def _fenced(self, node: str, epoch: int) -> _StoredNode:
         known = self._nodes.setdefault(node, _StoredNode())

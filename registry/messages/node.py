@@ -7,7 +7,7 @@ of times are in the names.
 | request | replies, in order |
 |---|---|
 | StartInstance | InstanceProgress*, InstanceStarted |
-| StopInstance, DropImage, UnpinImage, CloseFolders, PrepareLinks | Done |
+| StopInstance, DropImage, UnpinImage, CloseFolders, PrepareLinks, CordonNode | Done |
 | WarmImage | InstanceProgress*, Done |
 | CheckModel | ModelChecked |
 | AddTokenizer | Done |
@@ -114,6 +114,12 @@ class StopInstance(Message, frozen=True, kw_only=True):
 
     instance_id: str
     grace_s: float = 30.0
+
+
+class CordonNode(Message, frozen=True, kw_only=True):
+    """A request to publish that no further instances are to be started on the node, or that they may be."""
+
+    cordoned: bool
 
 
 class Generate(Message, frozen=True, kw_only=True):
@@ -228,6 +234,7 @@ Request = (
     | DropImage
     | UnpinImage
     | PrepareLinks
+    | CordonNode
     | Generate
     | Compute
     | InvokeHandler

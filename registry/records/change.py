@@ -13,13 +13,39 @@ from registry.records.node import NodeRecord
 class CallTraffic:
     """What a gateway has served of one version since its start, in counts that only grow.
 
-    `first_tokens` requests have had their first token, after `first_token_s` in all.
+    `first_tokens` requests have had their first token, after `first_token_s` in all. Of those that have
+    `ended`, `errors` did so by a fault of the platform or the function, not of their caller.
     """
 
     requests: int = 0
     output_tokens: int = 0
     first_tokens: int = 0
     first_token_s: float = 0.0
+    ended: int = 0
+    errors: int = 0
+
+    def __add__(self, other: "CallTraffic") -> "CallTraffic":
+        return CallTraffic(
+            requests=self.requests + other.requests,
+            output_tokens=self.output_tokens + other.output_tokens,
+            first_tokens=self.first_tokens + other.first_tokens,
+            first_token_s=self.first_token_s + other.first_token_s,
+            ended=self.ended + other.ended,
+            errors=self.errors + other.errors,
+        )
+
+    def __sub__(self, other: "CallTraffic") -> "CallTraffic":
+        return CallTraffic(
+            requests=self.requests - other.requests,
+            output_tokens=self.output_tokens - other.output_tokens,
+            first_tokens=self.first_tokens - other.first_tokens,
+            first_token_s=self.first_token_s - other.first_token_s,
+            ended=self.ended - other.ended,
+            errors=self.errors - other.errors,
+        )
+
+
+NO_TRAFFIC = CallTraffic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +56,7 @@ class VersionLoad:
     without a first token, `kv_tokens` the prompts and expected outputs of all of them. `arrived_…` count all
     requests and prompt tokens since the gateway started (0: it is of an earlier release, or of none that
     generate). A request usually takes `service_s` on an instance (None: unknown). `traffic` is for people to
-    see: decisions do not read it.
+    see, and by which rollouts are judged: scaling does not read it.
     """
 
     function: str
@@ -43,7 +69,7 @@ class VersionLoad:
     arrived_calls: int = 0
     arrived_tokens: int = 0
     service_s: float | None = None
-    traffic: CallTraffic = CallTraffic()
+    traffic: CallTraffic = NO_TRAFFIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +107,7 @@ class InstanceChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionChanged:
-    """A new head of a function; `version` is the record of its current version."""
+    """A new head of a function; `version` is the record of its current version, or of one just added."""
 
     function: Function
     version: FunctionVersion
@@ -100,7 +126,10 @@ class FunctionDeleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """The whole load of one gateway, valid for `ttl_s`; versions without load are omitted."""
+    """The whole load of one gateway, valid for `ttl_s`.
+
+    Versions without load are omitted, but for those of a rollout in progress that had requests.
+    """
 
     gateway: str
     loads: tuple[VersionLoad, ...]

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import ceil
 from typing import Any
 
 from registry.errors import InvalidRecord
 from registry.records.engine import EngineKind
 from registry.records.live import LiveMode
+from registry.records.rollout import Rollout
 from registry.records.schema import BASE_SCHEMA, ENGINE_SCHEMA, TENANCY_SCHEMA
 
 # Handlers that are part of the node; `builtin:NAME` is the architecture of their functions.
@@ -218,7 +220,7 @@ OPEN_ACCESS = Access()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """The mutable head of a function: its current version, scaling and access."""
+    """The mutable head of a function: its current version, scaling, access and last rollout."""
 
     name: str
     current: int
@@ -226,6 +228,34 @@ class Function:
     scaling: Scaling = field(default_factory=Scaling)
     created_at: float = 0.0
     access: Access = OPEN_ACCESS
+    rollout: Rollout | None = None  # an earlier release ignores it: all requests go to the current version
+
+    @property
+    def active_rollout(self) -> Rollout | None:
+        """The rollout in progress."""
+        return self.rollout if self.rollout is not None and self.rollout.is_active else None
+
+    @property
+    def candidate(self) -> int | None:
+        """The version that is being rolled out."""
+        rollout = self.active_rollout
+        return None if rollout is None else rollout.plan.candidate
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """The versions that requests for the function by its name alone may go to."""
+        return (self.current,) if self.candidate is None else (self.current, self.candidate)
+
+    @property
+    def candidate_scaling(self) -> Scaling:
+        """The scaling settings of the version that is being rolled out.
+
+        At least one instance of it runs, so that no request of its share waits for a start; of a minimum
+        number it gets its share.
+        """
+        rollout = self.active_rollout
+        percent = 0.0 if rollout is None else rollout.plan.percent
+        return replace(self.scaling, min_instances=max(1, ceil(self.scaling.min_instances * percent / 100)))
 
     @property
     def schema(self) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from registry.errors import Conflict, NotFound
 from registry.records.function import OPEN_ACCESS, Access, Function, FunctionVersion, Scaling, check_name
+from registry.records.rollout import RolloutState
+from registry.records.rollout_changes import end_rollout, in_progress
 
 AccessStep = Callable[[Access | None], Access]
 """Returns the access to store for a function's present one, None for a new function; raises to refuse."""
@@ -28,7 +30,7 @@ class KnownFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVersion:
-    """A planned head and its current version (new if `is_new`)."""
+    """A planned head and the version that the draft is (new if `is_new`)."""
 
     head: Function
     result: FunctionVersion
@@ -41,9 +43,18 @@ def keep_access(known: Access | None) -> Access:
 
 
 def plan_version(
-    known: KnownFunction, draft: FunctionVersion, scaling: Scaling | None, access: AccessStep = keep_access
+    known: KnownFunction,
+    draft: FunctionVersion,
+    scaling: Scaling | None,
+    access: AccessStep = keep_access,
+    *,
+    becomes_current: bool = True,
 ) -> PlannedVersion:
-    """Make `draft` current as the next number, unless it equals the current but for number, time and key."""
+    """Add `draft` as the next number, unless it equals the current version but for number, time and key.
+
+    It becomes current, if asked for and always where it is the first. Raises Conflict if it would during a
+    rollout.
+    """
     check_name(draft.function)
     head, current = known.head, known.current
     if head is None or current is None:
@@ -64,14 +75,20 @@ def plan_version(
     if same == current:
         return PlannedVersion(head=head, result=current, is_new=False)
     new = replace(draft, version=known.last + 1)
-    head = replace(head, versions=(*head.versions, new.version), current=new.version)
+    if becomes_current and head.active_rollout is not None:
+        raise in_progress(head)
+    current_number = new.version if becomes_current else head.current
+    head = replace(head, versions=(*head.versions, new.version), current=current_number)
     return PlannedVersion(head=head, result=new, is_new=True)
 
 
-def plan_current(head: Function, number: int) -> Function:
-    """Return the head with another current version. Raises NotFound."""
+def plan_current(head: Function, number: int, *, at: float) -> Function:
+    """Return the head with another current version, and no rollout in progress. Raises NotFound."""
     if number not in head.versions:
         raise NotFound(f"function {head.name} has no version {number}")
+    if (rollout := head.active_rollout) is not None:
+        reason = f"version {number} was made current"
+        head = end_rollout(head, rollout.id, RolloutState.ABORTED, reason, at=at)
     return replace(head, current=number)
 
 

@@ -55,7 +55,7 @@ class NodeRecord:
     cap on its transfers, `port_rate_bytes_s` the speed of its network port, None if unknown. `controller` is
     the greatest fence among the controllers that started instances here. `engines` can run models here.
     `leaf` names the leaf switch of its network port, `domain` the scale-up domain (NVLink, for example) in
-    which its accelerator is; empty if unknown.
+    which its accelerator is; empty if unknown. A `cordoned` node starts no further instances.
     """
 
     id: str
@@ -83,5 +83,6 @@ class NodeRecord:
     engines: tuple[EngineKind, ...] = (EngineKind.NATIVE,)
     leaf: str = ""
     domain: str = ""
+    cordoned: bool = False
     holdings: tuple[CachedImage, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -1,11 +1,13 @@
 """The shared state and the usage ledger in Redis.
 
 - `audit`: the audit log
+- `batches`: files and batches
 - `casts`: casts and their progress
 - `connections`: a bounded connection pool
 - `embedded`: a Redis server of the data directory
 - `feed`: the change feed
 - `functions`: functions and versions
+- `jobs`: the queue of jobs and their webhooks
 - `lease`: leases
 - `ledger`: the usage ledger
 - `ledger_archive`: the index of the archive, and the removal of archived rows

@@ -18,6 +18,7 @@ from registry.records.function_changes import (
     plan_version,
     reserved,
 )
+from registry.records.rollout_changes import RolloutStep
 from registry.records.secret import FunctionSecrets
 from registry.redis.connections import LuaScript
 from registry.redis.store import RedisStore, change_script, feed_entry, ordered
@@ -76,11 +77,12 @@ class RedisFunctions(RedisStore):
         access: AccessStep = keep_access,
         *,
         unreserved: bool = False,
+        becomes_current: bool = True,
     ) -> FunctionVersion:
         name = draft.function
         while True:
             raw, known = await self._known(name)
-            planned = plan_version(known, draft, scaling, access)
+            planned = plan_version(known, draft, scaling, access, becomes_current=becomes_current)
             if planned.head == known.head:
                 return planned.result
             change = FunctionChanged(function=planned.head, version=planned.result)
@@ -120,14 +122,17 @@ class RedisFunctions(RedisStore):
         )
         return [version for version in versions if name in (None, version.function)]
 
-    async def set_current(self, name: str, version: int) -> Function:
-        return await self._update(name, lambda head: plan_current(head, version))
+    async def set_current(self, name: str, version: int, *, at: float = 0.0) -> Function:
+        return await self._update(name, lambda head: plan_current(head, version, at=at))
 
     async def set_scaling(self, name: str, scaling: Scaling) -> Function:
         return await self._update(name, lambda head: replace(head, scaling=scaling))
 
     async def set_access(self, name: str, step: Callable[[Access], Access]) -> Function:
         return await self._update(name, lambda head: replace(head, access=step(head.access)))
+
+    async def change_rollout(self, name: str, step: RolloutStep) -> Function:
+        return await self._update(name, step)
 
     async def delete_function(self, name: str) -> None:
         attempted = False

@@ -13,10 +13,12 @@ from registry.codec import decode, encode, encode_marked
 from registry.errors import Conflict, NotFound
 from registry.records.api_key import ApiKey
 from registry.redis.audit import RedisAudit
+from registry.redis.batches import RedisBatches
 from registry.redis.casts import RedisCasts
 from registry.redis.connections import TIMEOUT_S, ConnectionPool, LuaScript
 from registry.redis.feed import RedisFeed
 from registry.redis.functions import RedisFunctions
+from registry.redis.jobs import RedisJobs
 from registry.redis.lease import RedisLeases
 from registry.redis.ledger import RedisLedger
 from registry.redis.live import RedisLive
@@ -49,6 +51,8 @@ class RedisState(
     RedisAudit,
     RedisQuotas,
     RedisLedger,
+    RedisJobs,
+    RedisBatches,
     State,
 ):
     """The whole shared state over one connection pool; use as `async with`, or `aclose()`."""

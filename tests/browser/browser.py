@@ -1,7 +1,6 @@
 """Debian's Chromium, driven by Selenium, as a person uses it."""
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +34,8 @@ _FLAGS = (
 )
 WIDTHS = (1280, 390)
 _HEIGHTS = {1280: 900, 390: 844}
-_SETTLE_S = 0.3  # of a picture: what is drawn in the next frames
+# Two frames: what was laid out anew is drawn.
+_DRAWN = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done));"
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class Console:
         """Take a picture of the whole page."""
         height = self.run("return document.documentElement.scrollHeight")
         self.resize(width, max(_HEIGHTS[width], min(height, 4000)))
-        time.sleep(_SETTLE_S)
+        self.driver.execute_async_script(_DRAWN)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.driver.save_screenshot(str(path))
         self.resize(width)

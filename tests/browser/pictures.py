@@ -6,20 +6,17 @@ FOLDER those of the document, in FOLDER/all every page at both widths and in bot
 
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
 
 from tests.browser.browser import WIDTHS, Console, console
+from tests.browser.load import calls_in_flight
 from tests.fixtures.platform import ROOT, Platform
 
 _CODER, _NODES = "tiny-coder", 8
-_PROMPTS = ("import os\n", "def read_lines(path):\n    ", "class Point:\n")
 _COLOURS = 96  # of a picture: flat areas and text
+_POINTS = "return document.querySelector('path.line').getAttribute('d').split('L').length"
 PAGES = {
     "overview": "",
     "functions": "functions",
@@ -49,28 +46,6 @@ def fill(platform: Platform) -> list[str]:
     return [platform.key, *made]
 
 
-@contextmanager
-def load(platform: Platform, keys: list[str], each: int) -> Iterator[None]:
-    """Keep `each` calls of each key in flight."""
-    over = threading.Event()
-
-    def work(key: str, number: int) -> None:
-        with platform.http() as http:
-            while not over.is_set():
-                body = {"prompt": _PROMPTS[number % 3], "max_tokens": 70, "ignore_eos": True, "model": _CODER}
-                http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
-
-    threads = [threading.Thread(target=work, args=(key, number)) for key in keys for number in range(each)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
 def save(page: Console, path: Path, width: int) -> None:
     """Take a picture, with few colours."""
     page.picture(path, width)
@@ -89,7 +64,7 @@ def cast(platform: Platform, page: Console, keys: list[str], out: Path) -> None:
         others = [one["id"] for one in nodes if f"{_CODER}:1" not in one["tiers"]["host"]]
         page.go("casts")
         page.find("h1", "Casts")
-        with load(platform, keys, 3):
+        with calls_in_flight(platform, _CODER, keys, 3):
             http.post(
                 f"/admin/functions/{_CODER}/scale",
                 json={"instances": len(others), "on": others, "wait": False},
@@ -104,7 +79,7 @@ def cast(platform: Platform, page: Console, keys: list[str], out: Path) -> None:
             page.resize(1280)
             page.until("all are ready", lambda: "loading" not in "".join(page.texts(".lane")))
             page.go("")
-            time.sleep(20.0)  # a chart has something to show
+            page.until("a chart has twenty points", lambda: page.run(_POINTS) >= 20)
             save(page, out / "all" / "busy-1280-light.png", 1280)
 
 
@@ -125,7 +100,7 @@ def main() -> None:
                         for width in WIDTHS:
                             page.resize(width)
                             page.go(at)
-                            time.sleep(1.2)
+                            page.until("it is loaded", lambda: "Loading …" not in page.text())
                             save(page, out / "all" / f"{name}-{width}-{scheme}.png", width)
                 page.go("replay")
                 recorded = ROOT / "benchmarks" / "results" / "live-picture-2026-11-23.json"

@@ -2,9 +2,7 @@
 
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx2
 import pytest
@@ -12,6 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.browser import WIDTHS, Console, console
+from tests.browser.load import calls_in_flight
 from tests.fixtures.platform import ROOT, Platform
 
 _ARRIVED = re.compile(r"(\d+) % arrived")
@@ -49,30 +48,6 @@ def page(opened: Console, slow_links: Platform) -> Iterator[Console]:
 def coder(slow_links: Platform) -> str:
     slow_links.run("deploy", str(ROOT / "functions" / "tiny-coder"))
     return "tiny-coder"
-
-
-@contextmanager
-def calls(platform: Platform, name: str, count: int) -> Iterator[None]:
-    """Keep so many calls in flight."""
-    over = threading.Event()
-
-    def work() -> None:
-        with platform.http() as http:
-            while not over.is_set():
-                http.post(
-                    "/v1/completions",
-                    json={"model": name, "prompt": "def f(", "max_tokens": 60, "ignore_eos": True},
-                )
-
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 def test_a_key_is_entered_once_and_stays_in_the_tab(slow_links: Platform, opened: Console) -> None:
@@ -143,7 +118,7 @@ def test_a_cast_fills_in_while_it_answers(slow_links: Platform, page: Console, c
     slow_links.run("scale", coder, "--instances", "1")
     page.go("casts")
     page.find("h1", "Casts")
-    with calls(slow_links, coder, 3):
+    with calls_in_flight(slow_links, coder, [slow_links.key], 3):
         slow_links.run("scale", coder, "--instances", "4", "--no-wait")
         page.find(".lane")
         seen: set[int] = set()
@@ -210,8 +185,9 @@ def test_tenants_see_their_own(slow_links: Platform, page: Console, coder: str) 
         page.go("keys")
         page.find("h2", "This key")
         assert "All keys" not in page.text()
-        page.go("audit" if role == "caller" else "")
-    page.faults()  # of what a caller may not see
+    page.go("audit")
+    page.find("[role=alert]")  # a caller may not see it
+    page.faults()
 
 
 def test_every_page_is_whole_in_both_widths_and_colours(page: Console, coder: str) -> None:

@@ -23,8 +23,8 @@ GRACE_S = 45.0  # stop_grace_period
 def coder(cluster: Cluster) -> str:
     """Deploy the example model on both nodes, with the command and the files of the image."""
     begin_s = time.monotonic()
-    folder = "/usr/share/hypercast/functions/tiny-coder"
-    cluster.hypercast("deploy", folder, "--name", "coder", "--min-instances", 2, "-o", "json")
+    example = "example:tiny-coder"
+    cluster.hypercast("deploy", example, "--name", "coder", "--min-instances", 2, "-o", "json")
     note("deploy", f"{time.monotonic() - begin_s:.1f} s")
     begin_s = time.monotonic()
     until_seen("both nodes run it", lambda: ready_on(cluster) == set(NODES), failing=cluster.logs)

@@ -3,11 +3,13 @@
 Played are the templates of Redis, a gateway and an invoker, each as a pod with the name of its Service, with
 their images, arguments, users, rights, probes and mounts. Changed is only what podman has no means for
 (`as_pod`): projected volumes, volumes in memory, and the names and addresses that a cluster puts into the
-environment. Services, DaemonSets, network policies and cert-manager stay with the checks of tests/deploy.
+environment, and from there into arguments. Services, DaemonSets, network policies and cert-manager stay with
+the checks of tests/deploy.
 """
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -154,11 +156,15 @@ def as_pod(name: str, pods: Object, secrets: dict[str, dict[str, bytes]], folder
         volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": f"{NETWORK}-redis"}})
     spec["volumes"] = volumes
     (one,) = spec["containers"]
+    known = {**FIELDS, "metadata.name": name}
     for entry in one.get("env", []):
         field = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-        if field in FIELDS:
+        if field in known:
             del entry["valueFrom"]
-            entry["value"] = FIELDS[field]
+            entry["value"] = known[field]
+    values = {entry["name"]: entry["value"] for entry in one.get("env", []) if "value" in entry}
+    args = one.get("args", [])
+    one["args"] = [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], flag) for flag in args]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -212,7 +218,7 @@ def remove(podman: Podman) -> None:
 
 
 def test_the_pods_serve_a_function_over_tls(played: Played) -> None:
-    played.hypercast("deploy", "/usr/share/hypercast/functions/tiny-coder", "--name", "coder")
+    played.hypercast("deploy", "example:tiny-coder", "--name", "coder")
     text = played.hypercast("invoke", "coder", "-p", "import os\n", "-n", 12)
     assert text.strip()
     (node,) = json.loads(played.hypercast("nodes", "-o", "json"))

@@ -12,6 +12,7 @@ import yaml
 
 from tests.fixtures.manifests import KUBERNETES, ports_of
 from tests.fixtures.platform import Platform
+from tests.fixtures.promql import metrics_in
 
 PROMETHEUS = KUBERNETES.parent / "prometheus"
 HTTP = (KUBERNETES.parents[1] / "docs" / "HTTP.md").read_text()
@@ -26,7 +27,6 @@ FOREIGN = {
     "kubelet_volume_stats_available_bytes",
     "kubelet_volume_stats_capacity_bytes",
 }
-_KEYWORDS = {"and", "or", "unless", "by", "on"}
 
 
 def rules(name: str) -> list[dict[str, Any]]:
@@ -35,13 +35,6 @@ def rules(name: str) -> list[dict[str, Any]]:
 
 
 EVERY = [*rules("alerts.yaml"), *rules("alerts-kubernetes.yaml")]
-
-
-def metrics_in(expression: str) -> set[str]:
-    """Return the metrics that an expression reads."""
-    bare = re.sub(r'"[^"]*"', "", expression)
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on) ?\([^)]*\)", " ", bare)
-    return set(re.findall(r"\b[a-z_]\w*\b(?!\s*\()", bare)) - _KEYWORDS
 
 
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:

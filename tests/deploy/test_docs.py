@@ -59,7 +59,7 @@ def words(line: str, following: list[str]) -> list[str]:
         with contextlib.suppress(ValueError):
             if not line.endswith("\\"):
                 found = shlex.split(line, comments=True)
-                ends = [found.index(end) for end in ("|", "&&", ";", ">", "&") if end in found]
+                ends = [found.index(end) for end in ("|", "&&", ";", "<", ">", "&") if end in found]
                 return found[1 : min(ends, default=len(found))]
         line = f"{line[:-1]} {more}" if line.endswith("\\") else f"{line}\n{more}"
     raise AssertionError(f"the quotes of this command line do not end: {line}")

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from gateway.api.operations import OPERATIONS
+from gateway.core.node_demand import NodePool
 from invoker.settings import parse_settings as parse_invoker
 from tests.fixtures.cert_manager import CERT_MANAGER
+from tests.fixtures.keda import SCALED_OBJECT
 from tests.fixtures.manifests import (
     FOLDER,
     KUBERNETES,
@@ -42,6 +44,9 @@ IDS = [f"{name}:{d['kind']}/{d['metadata'].get('name', '')}" for name, d in EVER
 def test_manifests_are_valid(document: Object, version: str) -> None:
     if document["apiVersion"] == "cert-manager.io/v1":
         jsonschema.Draft202012Validator(CERT_MANAGER[document["kind"]]).validate(document["spec"])
+        return
+    if document["apiVersion"] == "keda.sh/v1alpha1":
+        jsonschema.Draft202012Validator(SCALED_OBJECT).validate(document["spec"])
         return
     kubernetes_validate.validate(document, version, strict=True)
 
@@ -90,9 +95,17 @@ def test_kustomization_lists_every_file_but_those_made_by_hand() -> None:
     assert {image["name"] for image in kustomization["images"]} <= names
     for overlay in ("cpu", "gpu"):
         listed = (KUBERNETES / "overlays" / overlay / "kustomization.yaml").read_text()
-        assert all(f"#  - ../../components/{path.name}\n" in listed for path in components())
+        parts = {path.name for path in components()} - ({"autoscaling"} if overlay == "cpu" else set())
+        assert set(re.findall(r"#  - \.\./\.\./components/(\S+)\n", listed)) == parts
     (scripts,) = yaml.safe_load((SCRIPTS / "kustomization.yaml").read_text())["configMapGenerator"]
     assert set(scripts["files"]) == {path.name for path in SCRIPTS.glob("*.sh")}
+
+
+def uncomment(overlay: Path, part: str) -> None:
+    """Add the optional parts of an overlay whose path begins so."""
+    file = overlay / "kustomization.yaml"
+    text = file.read_text().replace("components: []", "components:")
+    file.write_text(text.replace(f"#  - {part}", f"  - {part}"))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -104,11 +117,9 @@ def test_kustomize_builds_everything_with_its_optional_parts(overlay: str, tmp_p
     shutil.copytree(KUBERNETES.parent, tmp_path / "deploy")
     overlays = tmp_path / "deploy" / "kubernetes" / "overlays"
     for name in ("cpu", "gpu"):
-        file = overlays / name / "kustomization.yaml"
-        text = file.read_text().replace("components: []", "components:")
-        file.write_text(text.replace("#  - ../../components", "  - ../../components"))
+        uncomment(overlays / name, "../../components")
     made = render(overlays / overlay)
-    assert len(made) == len(plain) + 2
+    assert len(made) == len(plain) + (2 if overlay == "cpu" else 3)
     (scripts,) = (d for d in made if d["kind"] == "ConfigMap")
     assert scripts["metadata"]["name"] == "redis-scripts" and "start.sh" in scripts["data"]
     pod = template(named(made, "hypercast-handlers"))["spec"]
@@ -154,6 +165,30 @@ def test_overlays_change_the_nodes_of_models_alone(
     arena = settings.gpu_memory_bytes if settings.device == "cpu" else 0
     used = settings.host_memory_bytes + (arena or 0) + (4 << 30)
     assert used <= nbytes(new["resources"]["limits"]["memory"])
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "rdma"])
+def test_keda_gives_the_nodes_for_models_as_many_pods_as_are_wanted(overlay: str, tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES.parent, tmp_path / "deploy")
+    overlays = tmp_path / "deploy" / "kubernetes" / "overlays"
+    plain = named(render(overlays / overlay), "hypercast-invoker")
+    uncomment(overlays / "gpu", "../../components/autoscaling")
+    made = {(d["kind"], d["metadata"]["name"]): d for d in render(overlays / overlay)}
+    assert ("DaemonSet", "hypercast-invoker") not in made
+    nodes, scaled = made["Deployment", "hypercast-invoker"], made["ScaledObject", "hypercast-invoker"]
+    kubernetes_validate.validate(nodes, kubernetes_validate.latest_version(), strict=True)
+    assert "replicas" not in nodes["spec"]  # KEDA's, also after a further apply
+    target = scaled["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", nodes["metadata"]["name"])
+    (trigger,) = scaled["spec"]["triggers"]
+    (pod,) = template(nodes)["spec"]["containers"]
+    pool = NodePool(pod["resources"]["limits"]["nvidia.com/gpu"], "--allow-handlers" in pod["args"])
+    labels = f'{{handlers="{str(pool.handlers).lower()}",gpus="{pool.gpus}"}}'
+    assert trigger["metadata"]["query"] == f"max(hypercast_nodes_wanted{labels})"
+    (before,) = template(plain)["spec"]["containers"]
+    assert pod["resources"] == before["resources"]
+    assert set(pod["args"]) ^ set(before["args"]) == {"--grace=60s", "--grace=10m"}
+    assert template(nodes)["spec"]["terminationGracePeriodSeconds"] > 10 * 60
 
 
 def test_namespaces_agree() -> None:

@@ -119,6 +119,27 @@ SENSE = {  # what each function understands
     "classify": ("image", PICTURE),
     "clip": ("text", IDS),
 }
+TURNS = st.lists(
+    st.fixed_dictionaries({"role": st.just("user"), "content": st.text(min_size=1, max_size=8)}),
+    min_size=1,
+    max_size=2,
+)
+TENSORS = st.builds(
+    lambda rows: [{"name": "input_ids", "shape": [len(rows), 3], "datatype": "INT64", "data": rows}],
+    st.lists(st.lists(st.integers(0, 90), min_size=3, max_size=3), min_size=1, max_size=3),
+)
+# The same of the other protocols, by the end of their path: which field, and which functions understand it.
+PROTOCOLS = {
+    "/responses": ("input", st.text(min_size=1, max_size=20), ("coder",)),
+    "/messages": ("messages", TURNS, ("coder",)),
+    "/count_tokens": ("messages", TURNS, ("coder",)),
+    "/rerank": ("query", st.text(min_size=1, max_size=20), ("embed",)),
+    "/tokenize": ("prompt", st.text(max_size=20), ("coder",)),
+    "/detokenize": ("tokens", IDS, ("coder",)),
+    "/infer": ("inputs", TENSORS, ("embed", "clip")),
+}
+# What bounds a generation: without it the run would be one of long ones.
+MOST_TOKENS = {"/messages": "max_tokens", "/responses": "max_output_tokens"}
 
 
 def aim_body(case: Any, draw: Any, function: Any) -> None:
@@ -129,6 +150,24 @@ def aim_body(case: Any, draw: Any, function: Any) -> None:
     case.body[field_name] = draw(values)
     if case.operation.path.endswith("/invoke"):
         case.body.pop("messages", None)
+
+
+def aim_protocol(case: Any, draw: Any) -> None:
+    """Let some requests of other protocols make sense, and none generate for long."""
+    ending = "/" + case.operation.path.rpartition("/")[2]
+    if ending not in PROTOCOLS or not isinstance(case.body, dict):
+        return
+    most = MOST_TOKENS.get(ending, "")
+    given = case.body.get(most)
+    if (isinstance(given, int) and given > 4) or (given is None and ending == "/responses"):
+        case.body[most] = 2
+    field_name, values, functions = PROTOCOLS[ending]
+    if draw(st.booleans()):
+        case.body[field_name] = draw(values)
+        if "model" in case.body:
+            case.body["model"] = draw(st.sampled_from(functions))
+        elif "model" in (case.path_parameters or {}):
+            case.path_parameters["model"] = draw(st.sampled_from(functions))
 
 
 def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
@@ -142,6 +181,8 @@ def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
         for part in ("name", "function", "model"):
             if part in parts:
                 parts[part] = draw(st.sampled_from(there))
+        if "version" in parts:
+            parts["version"] = "1"
         if "key_id" in parts:
             parts["key_id"] = fuzzed.spare_key
         if "request_id" in parts:
@@ -151,6 +192,7 @@ def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
             case.body["model"] = draw(st.sampled_from(fitting))
         if isinstance(case.body, dict) and operation.path.startswith(("/v1/", "/functions/")):
             aim_body(case, draw, parts.get("function") or case.body.get("model"))
+    aim_protocol(case, draw)
     if operation.method == "delete" and parts.get("name") in (*CALLED, *SPARE):
         parts["name"] = DOOMED[0]
     if case.query and "follow" in case.query:

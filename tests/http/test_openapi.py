@@ -81,15 +81,16 @@ def test_every_operation_tells_its_failures_in_the_envelope() -> None:
     shared = whole["components"]["responses"]
     for op in OPERATIONS:
         responses = whole["paths"][op.path][op.method]["responses"]
-        assert {int(status) for status in responses} == statuses(op) | {op.status} | (
-            {503} if op.path in ("/readyz", "/health") else set()
+        assert {int(status) for status in responses} == statuses(op) | {op.status, *op.also} | (
+            {503} if op.path in ("/readyz", "/health", "/v2/health/ready") else set()
         )
         if op.needs is not Right.NONE:
             assert {"401", "403", "429", "503"} <= set(responses)
-    for response in shared.values():
-        assert response["content"]["application/json"]["schema"] == {
-            "$ref": "#/components/schemas/ErrorEnvelope"
-        }
+    forms = {"anthropic": "AnthropicError", "inference": "InferenceError"}
+    for name, response in shared.items():
+        form = forms.get(name.partition("-")[0], "ErrorEnvelope")
+        schema = {"$ref": f"#/components/schemas/{form}"}
+        assert response["content"]["application/json"]["schema"] == schema
     assert "Retry-After" in shared["429"]["headers"] and "Retry-After" in shared["503"]["headers"]
 
 

@@ -118,7 +118,7 @@ async def test_reports_have_their_turn_between_the_pages_of_an_export() -> None:
             ledger.go.put_nowait(True)
         assert {(await task).status_code for task in (export, summary, other)} == {200}
         assert (await export).text == (await other).text
-        # The report was read before the second page of the export that had begun.
+        # The report was read before the second page of the export that had started.
         assert await ledger.reading.get() == ""
 
 

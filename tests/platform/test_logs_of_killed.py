@@ -1,4 +1,4 @@
-"""`hypercast logs` after a node was killed: which one it was, while it is away and when it is back."""
+"""`hypercast logs` after a node was killed: which one it was, and its last lines."""
 
 from pathlib import Path
 
@@ -13,12 +13,15 @@ def test_logs_name_a_killed_node_and_show_what_others_have(tmp_path: Path) -> No
         (instance,) = platform.until("an instance is ready", lambda: platform.instances("echo"))
         node = instance["node"]
         platform.until("its start is logged", lambda: node in platform.run("logs", "echo").stdout)
+        platform.run("invoke", "echo", "-d", '{"message": 1}')
+        before = [line for line in platform.run("logs", "echo").stdout.splitlines() if node in line]
         platform.process(node).kill()
 
         def restarted() -> bool:
-            return f"{node} | (this node was restarted, " in platform.run("logs", "echo").stdout
+            shown = platform.run("logs", "echo").stdout
+            return f"{node} | (this node was restarted, " in shown and set(before) <= set(shown.splitlines())
 
-        platform.until("the logs name it", restarted)
+        platform.until("the logs name it, with its lines", restarted)
         assert instance["instance_id"] in (platform.data / "logs" / f"{node}.log").read_text()
     finally:
         platform.down()

@@ -68,8 +68,8 @@ def test_a_trace_shows_the_start_and_the_run_of_a_request(traced: Platform, rece
     at_node = {name for name, span in spans.items() if span.service == "hypercast-node"}
     assert at_node == {"generate", "prefill", "decode"}
     order = ("place", "fetch", "bind", "queue", "prefill", "decode")
-    begun = [spans[name].start_ns for name in order]
-    assert begun == sorted(begun)
+    starts = [spans[name].start_ns for name in order]
+    assert starts == sorted(starts)
     assert {span.state for span in spans.values()} == {"vendor=1"}
     assert spans["generate"].instance in {"node-0", "node-1"}
     assert spans[call].attributes["gen_ai.usage.output_tokens"] == 8

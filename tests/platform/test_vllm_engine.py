@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from anthropic import Anthropic
 from openai import APIError, BadRequestError, OpenAI
 
 from gateway.fakes.node import tokens_after
@@ -156,6 +157,26 @@ def test_streams_show_the_usage_only_if_asked(vllm: Platform, tiny: str, wanted:
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert len(said.split()) == 4
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == ([4] if wanted else [])
+
+
+def test_other_protocols_pass_through_translated(vllm: Platform, tiny: str) -> None:
+    _ready(vllm, tiny)
+    options: Any = {"model": tiny, "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+    with Anthropic(base_url=vllm.url, api_key=vllm.key, max_retries=0) as claude:
+        message = claude.messages.create(**options)
+        with claude.messages.stream(**options) as stream:
+            streamed = stream.get_final_message()
+    for one in (message, streamed):
+        assert len(one.content[0].text.split()) == 4  # type: ignore[union-attr]
+        assert (one.usage.output_tokens, one.stop_reason) == (4, "max_tokens")
+    with _client(vllm) as client:
+        response = client.responses.create(model=tiny, input="hi", max_output_tokens=4)
+        with client.responses.stream(model=tiny, input="hi", max_output_tokens=4) as events:
+            *_, ended = events
+    assert ended.type == "response.incomplete"
+    for one in (response, ended.response):
+        assert len(one.output_text.split()) == 4
+        assert one.usage and one.usage.output_tokens == 4 and one.status == "incomplete"
 
 
 def test_what_a_tenant_may_not_decide_is_refused(vllm: Platform, tiny: str) -> None:

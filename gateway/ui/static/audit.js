@@ -7,7 +7,7 @@ import { Badge, Card, Empty, Notice, Page, Table } from "./parts.js";
 const KINDS = ["", "function.", "key.", "price.", "usage.", "secret.", "blob."];
 const PAGE = 100;
 
-// Digests of blobs are long, and their beginning tells them apart.
+// Digests of blobs are long, and differ in their first characters.
 const short = (target) => (/^[0-9a-f]{64}$/.test(target) ? `${target.slice(0, 12)}…` : target);
 
 function Fields({ fields }) {

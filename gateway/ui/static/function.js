@@ -64,13 +64,14 @@ function Summary({ name, shown }) {
 function Versions({ shown, mayManage, onChanged }) {
   const [back, setBack] = useState(null);
   const rows = [...(shown.history ?? [shown.current])].sort((a, b) => b.version - a.version);
+  const rollout = ["starting", "running"].includes(shown.rollout?.state) ? shown.rollout : null;
   return html`<${Card} title="Versions">
     <${Table}
       caption="Versions"
       rows=${rows}
       keyOf=${(row) => row.version}
       columns=${[
-        { label: "Version", cell: (row) => html`<strong>${row.version}</strong> ${row.version === shown.current.version && html`<${Badge} tone="good">current<//>`}` },
+        { label: "Version", cell: (row) => html`<strong>${row.version}</strong> ${row.version === shown.current.version && html`<${Badge} tone="good">current<//>`} ${row.version === rollout?.plan.candidate && html`<${Badge}>${rollout.plan.percent} % of requests<//>`}` },
         { label: "Deployed", cell: (row) => (row.created_at ? time(row.created_at) : "–") },
         { label: "By key", cell: (row) => row.deployed_by || "–" },
         { label: "Model", cell: (row) => html`${row.architecture || row.task}<span class="muted">${row.dtype ? ` ${row.dtype}` : ""}</span>` },

@@ -180,9 +180,9 @@ def test_a_node_that_was_asked_of_a_dead_zygote_is_asked_of_the_next_one(tmp_pat
                     (_, zygote), (_, a) = [await reported.get() for _ in range(2)]
                     script.rename(away)  # no zygote can be started
                     os.kill(zygote, signal.SIGKILL)
-                    await log.hear("zygote cannot be started")
+                    await log.until_logged("zygote cannot be started")
                     os.kill(a, signal.SIGKILL)
-                    await log.hear("zygote has ended; a starts with the next one")
+                    await log.until_logged("zygote has ended; a starts with the next one")
                     away.rename(script)
                     names, pids = zip(*[await reported.get() for _ in range(2)], strict=True)
                     assert names == ("zygote", "a")

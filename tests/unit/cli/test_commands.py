@@ -6,9 +6,8 @@ import os
 import pty
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 
 from cli.group import COMMANDS, cli
 from tests.fixtures.checkpoints import write_checkpoint
+from tests.fixtures.http_server import serving
 from tests.fixtures.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,12 +50,8 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Answers) as url:
+        yield url
 
 
 def hypercast(*arguments: str, url: str = "http://127.0.0.1:9") -> subprocess.CompletedProcess[str]:

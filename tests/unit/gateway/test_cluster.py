@@ -246,6 +246,49 @@ async def test_logs_name_the_nodes_that_were_killed() -> None:
         assert not [line async for line in logs("g", 1, 10, False) if "n1" in line]
 
 
+async def test_followed_logs_go_on_with_nodes_that_come() -> None:
+    async with open_cluster(1) as cluster, asyncio.timeout(PATIENCE_S):
+        await cluster.deploy()
+        following = cluster.control.cluster.logs("f", 1, 10, True)
+        assert await anext(following) == "n0 | a line of f"
+        coming = asyncio.ensure_future(anext(following))
+        await cluster.add_node("n1")
+        assert await coming == "n1 | a line of f"
+        await following.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_cordoned_node_starts_nothing_until_it_is_uncordoned() -> None:
+    async with open_cluster(2) as cluster:
+        await cluster.deploy()
+        control = cluster.control.cluster
+        await control.cordon("n0", cordoned=True)
+        await control.scale("f", 1, (), wait=True)
+        assert [i.node for i in cluster.ready()] == ["n1"]
+        with pytest.raises(DispatchError, match="n0 is cordoned"):
+            await control.scale("f", 1, ("n0",), wait=True)
+        await control.cordon("n0", cordoned=False)
+        await control.scale("f", 2, (), wait=True)
+        assert {i.node for i in cluster.ready()} == {"n0", "n1"}
+        with pytest.raises(NotFound, match="no node 'n9'"):
+            await control.cordon("n9", cordoned=True)
+
+
+async def test_a_drained_node_has_its_instances_started_elsewhere_first() -> None:
+    async with open_cluster(3) as cluster:
+        await cluster.deploy()
+        control = cluster.control.cluster
+        await control.scale("f", 2, ("n0", "n1"), wait=True)
+        assert not await control.drain("n0", wait=True)
+        await cluster.until_ready(2)
+        assert {i.node for i in cluster.ready()} == {"n1", "n2"}
+        assert not await control.drain("n1", wait=True), "one node is left, and one instance"
+        assert {i.node for i in cluster.ready()} == {"n2"}
+        with pytest.raises(DispatchError, match="no other node") as caught:
+            await control.drain("n2", wait=True)
+        assert (caught.value.code, caught.value.status) == ("no_nodes", 503)
+        assert {i.node for i in cluster.ready()} == {"n2"}, "what has no other place stays"
+
+
 async def test_the_view_is_the_state_as_known_here() -> None:
     async with open_cluster(2) as cluster:
         version = await cluster.deploy()

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference.detokenize import token_texts
-from gateway.requests.formats import ChatFormat, CompletionFormat, ReplyOptions
+from gateway.requests.formats import ChatFormat, CompletionFormat
 from gateway.requests.generation import ChoiceDelta
+from gateway.requests.reply_format import ReplyOptions
 
 
 def options(*, include_usage: bool = False, token_ids: bool = False) -> ReplyOptions:

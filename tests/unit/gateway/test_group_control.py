@@ -69,7 +69,7 @@ async def test_a_lost_member_ends_the_group_and_another_one_continues_its_calls(
         version = await cluster.deploy(STAYS)
         await ask(cluster.control, make_call(version, request_id="first"))
         (before,) = groups(cluster)
-        planner = cluster.control.cluster._planner
+        planner = cluster.control._controller._planner
         await until(lambda: not planner.pending)  # else it waits for records of instances that are gone
         cluster.hold_tokens()
         running = asyncio.create_task(ask(cluster.control, make_call(version, tokens=12)))

@@ -16,6 +16,7 @@ from registry.records.change import FunctionChanged, InstanceChanged, NodeUp
 from registry.records.function import Function, FunctionVersion
 from registry.records.instance import InstanceRecord, InstanceState
 from registry.records.node import CachedImage, Tier
+from registry.records.rollout import Rollout, RolloutPlan, RolloutState
 from tests.fixtures.control import (
     MIB,
     ask,
@@ -180,3 +181,49 @@ async def test_calls_stay_held_while_idle_instances_make_room() -> None:
         await cluster.until_gone("f")
         node.start_error = None
         assert (await call).assigned.node == "n0"
+
+
+def roll_out(world: World, state: RolloutState = RolloutState.RUNNING, *, current: int = 1) -> None:
+    """Roll out version 2 of function a, of which version 1 is deployed."""
+    made = make_version("a", 2, image="a2", nbytes=MIB)
+    rollout = Rollout(
+        id="r",
+        stable=1,
+        plan=RolloutPlan(candidate=2, percent=10),
+        started_at=0.0,
+        since=0.0,
+        state=state,
+    )
+    head = Function(name="a", current=current, versions=(1, 2), rollout=rollout)
+    world.state_cache.apply(FunctionChanged(function=head, version=made), world.now)
+
+
+def test_a_candidate_has_an_instance_beside_the_current_version_until_it_is_given_up() -> None:
+    world = World(a=1)
+    world.node("n0")
+    world.node("n1")
+    world.instance("old", "a")
+    world.plan("a")
+    roll_out(world, RolloutState.STARTING)
+    plan = world.plan("a")
+    assert [start.version.version for start in starts(plan)] == [2] and stops(plan) == []
+    world.instance(starts(plan)[0].instance_id, "a", node="n1", version=2)
+    roll_out(world)
+    world.now = 1000.0  # far beyond its keep-alive
+    assert stops(world.plan("a")) == []
+    fresh = ScalingPlanner(ConcurrencyTarget(), str)  # of a controller that has just taken over
+    assert stops(fresh.plan(world.state_cache, {VersionKey("a", 1): VersionDemand(held=1)}, {}, 0.0)) == []
+    roll_out(world, RolloutState.ROLLED_BACK)
+    assert stops(world.plan("a")) == [starts(plan)[0].instance_id]
+
+
+def test_a_promoted_candidate_takes_over_and_the_version_before_retires() -> None:
+    world = World(a=1)
+    world.node("n0")
+    world.node("n1")
+    world.instance("old", "a")
+    roll_out(world)
+    world.instance("new", "a", node="n1", version=2)
+    assert stops(world.plan("a")) == []
+    roll_out(world, RolloutState.PROMOTED, current=2)
+    assert stops(world.plan()) == ["old"]

@@ -54,6 +54,8 @@ def test_head_is_served_by_get() -> None:
         ("POST", "/v1/completions/", "/v1/completions"),
         ("POST", "/v1/chat/completion", "/v1/chat/completions"),
         ("GET", "/models", "/v1/models"),
+        ("POST", "/messages", "/v1/messages"),
+        ("POST", "/v1/response", "/v1/responses"),
         ("GET", "/admin/node", "/admin/nodes"),
         ("POST", "/v1/v1/completions", "/v1/completions"),
         ("GET", "/v1/completions/", "/v1/completions"),
@@ -67,7 +69,7 @@ async def test_an_unknown_path_is_answered_with_the_nearest(method: str, path: s
 
 @pytest.mark.parametrize(
     "path",
-    ["/zzz", "/responses", "/v1/responses", "/v1/batches", "/v1/moderations", "/tokenize", "/predictions"],
+    ["/zzz", "/audio", "/v1/audio/speech", "/v1/fine_tuning", "/v1/moderations", "/pooling", "/training"],
 )
 async def test_a_path_like_none_has_no_suggestion(path: str) -> None:
     message = f"there is no endpoint {path!r}; /openapi.json lists all of them"

@@ -1,0 +1,67 @@
+"""The events of jobs on one gateway: one watch of the shared state serves all who wait for them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+
+from registry.errors import StateUnavailable
+from registry.records.job import Job, JobEvent, JobEventKind
+from registry.state import JobState
+
+_log = logging.getLogger("hypercast.gateway")
+
+_RETRY_S = 0.5
+
+OnJobEvents = Callable[[Sequence[JobEvent]], None]
+"""Called with events; with none when some may have been missed."""
+
+
+class JobEvents:
+    """The watch of job events, and those who listen."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._listeners: list[OnJobEvents] = []
+
+    def __repr__(self) -> str:
+        return f"<JobEvents {len(self._listeners)} listening>"
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                async with aclosing(self._state.watch_jobs()) as watch:  # type: ignore[type-var]
+                    async for events in watch:
+                        for listener in list(self._listeners):
+                            listener(events)
+            except StateUnavailable as error:
+                _log.info("job events: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    @contextmanager
+    def listening(self, listener: OnJobEvents) -> Iterator[None]:
+        """Call `listener` while the context is open."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    async def wait_ended(self, job_id: str, limit_s: float) -> Job:
+        """Return the job once it has ended, or as it is after `limit_s`. Raises RegistryError."""
+        happened = asyncio.Event()
+
+        def listen(events: Sequence[JobEvent]) -> None:
+            if not events or any(one.kind is JobEventKind.ENDED and one.id == job_id for one in events):
+                happened.set()
+
+        with self.listening(listen), suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while True:
+                    job = await self._state.job(job_id)
+                    if job.status.is_final:
+                        return job
+                    await happened.wait()
+                    happened.clear()
+        return await self._state.job(job_id)

@@ -1,0 +1,1 @@
+"""Tests of the built wheel in an empty environment: `make test-wheel`."""
