@@ -1,10 +1,10 @@
-# `make install demo test test-rdma lint attack fuzz soak bench paper gpu-check`: see README.md.
+# `make install demo test test-rdma test-containers lint attack fuzz soak bench paper gpu-check`: see README.md.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-vllm install-focus demo test test-rdma test-vllm test-wheel lint attack fuzz soak bench paper gpu-check clean
+.PHONY: install install-vllm install-focus demo test test-rdma test-vllm test-wheel test-containers lint attack fuzz soak bench paper gpu-check clean
 
 # The newest pip resolves in a third of the time of the one that some Pythons bring. Packages are compiled after
 # it, as it would use one core: without those of pip, tests, and the models of transformers, of which we import few.
@@ -51,6 +51,11 @@ test-wheel: install
 # In a guest whose kernel has RDMA in software. As root it installs what it needs; else it says what, and skips.
 test-rdma: install
 	$(BIN)/python -m tests.rdma
+
+# The image, the compose file and the Kubernetes manifests, run by podman without a registry. As root it installs what
+# it needs; else it says what, and skips. Images stay in .containers (4 GB).
+test-containers: install
+	$(BIN)/python -m tests.containers
 
 # The FinOps Foundation's validator of FOCUS exports, for tests/focus, in an environment of its own: 630 MB.
 FOCUS := .venv-focus

@@ -29,7 +29,8 @@ def abort_when_received(transport: asyncio.WriteTransport, checks: int = _MAX_CH
 
 
 def _abort_if_received(transport: asyncio.WriteTransport, checks: int) -> None:
-    descriptor = transport.get_extra_info("socket").fileno()
+    connection = transport.get_extra_info("socket")  # None once it is closed
+    descriptor = -1 if connection is None else connection.fileno()
     if descriptor < 0:
         return
     try:  # what the kernel holds is not acknowledged; while it holds something the loop may hold more

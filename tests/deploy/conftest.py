@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.manifests import FOLDER
+from tests.fixtures.manifests import KUBERNETES
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def etc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     made = subprocess.run(
-        ["sh", FOLDER / "certificates.sh", folder / "made"], capture_output=True, text=True, check=False
+        ["sh", KUBERNETES / "certificates.sh", folder / "made"], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
     (folder / "tls").mkdir()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fixtures.manifests import FOLDER, ports_of
+from tests.fixtures.manifests import KUBERNETES, ports_of
 from tests.fixtures.platform import Platform
 from tests.fixtures.promql import metrics_in
 
-PROMETHEUS = FOLDER.parent / "prometheus"
-HTTP = (FOLDER.parents[1] / "docs" / "HTTP.md").read_text()
+PROMETHEUS = KUBERNETES.parent / "prometheus"
+HTTP = (KUBERNETES.parents[1] / "docs" / "HTTP.md").read_text()
 
 # Of kube-state-metrics, the kubelet and cert-manager.
 FOREIGN = {

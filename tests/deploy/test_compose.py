@@ -209,14 +209,15 @@ def mounted(service: Service, path: str) -> bool:
     return any(volume.split(":")[1] == path for volume in service["volumes"])
 
 
-def test_the_gateway_understands_its_command(tmp_path: Path) -> None:
-    service = services()["gateway"]
+@pytest.mark.parametrize(("name", "port"), [("gateway", 8080), ("gateway-1", 8081)])
+def test_a_gateway_understands_its_command(name: str, port: int, tmp_path: Path) -> None:
+    service = services()[name]
     program, *flags = service["command"]
     assert program == "gateway" and "--secret-file=/run/secrets/cluster_secret" in flags
     settings = parse_gateway(with_secret(flags, tmp_path), {})
-    assert settings.host == "0.0.0.0"
+    assert settings.host == "0.0.0.0" and settings.gateway_id == name
     (published,) = service["ports"]
-    assert published == f"127.0.0.1:8080:{settings.port}", (
+    assert published == f"127.0.0.1:{port}:{settings.port}", (
         "published on this machine only, unless configured otherwise"
     )
     assert f":{settings.port}/readyz" in service["healthcheck"]["test"][-1]
@@ -224,6 +225,15 @@ def test_the_gateway_understands_its_command(tmp_path: Path) -> None:
     assert mounted(service, settings.store) and mounted(service, str(settings.admin_key_file.parent))
     assert seconds(service["stop_grace_period"]) > settings.grace_s
     assert settings.redis_url == "redis://redis:6379/0" and settings.redis_password
+
+
+def test_gateways_differ_in_name_and_port_alone() -> None:
+    one, other = ({**services()[name]} for name in ("gateway", "gateway-1"))
+    assert other.pop("profiles") == ["replica"] and one.pop("build") == {"context": "."}
+    for service, name in ((one, "gateway"), (other, "gateway-1")):
+        del service["ports"]
+        service["command"] = [flag for flag in service["command"] if flag != f"--gateway-id={name}"]
+    assert one == other
 
 
 @pytest.mark.parametrize("name", INVOKERS)
@@ -235,6 +245,8 @@ def test_an_invoker_understands_its_command(name: str, tmp_path: Path) -> None:
     assert settings.node_id == settings.advertise == name
     assert settings.listen_host == "0.0.0.0" and settings.listen_port
     assert settings.cast_port and settings.stage_port
+    beside = [one for one in INVOKERS if services()[one]["profiles"] == service["profiles"]]
+    assert settings.nodes_hint == len(beside), "nodes of one machine share its cores and memory"
     assert f"{settings.listen_port})" in service["healthcheck"]["test"][-1]
     assert settings.store_url is not None and mounted(service, settings.store_url)
     assert mounted(service, str(settings.shm_dir))

@@ -96,14 +96,10 @@ def test_handlers_run_on_machines_of_their_own() -> None:
     models, handlers = container("hypercast-invoker"), container("hypercast-handlers")
     assert not any("handler" in flag for flag in models.spec["args"])
     assert "--allow-handlers" in handlers.spec["args"]
-    assert models.pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
-    assert (
-        models.spec["resources"]["limits"]["nvidia.com/gpu"] == 1 and "--device=cuda:0" in models.spec["args"]
-    )
+    assert not {"nodeSelector", "tolerations"} & set(models.pod), "an overlay says where models run"
     (pool,) = handlers.pod["nodeSelector"].items()
     (taint,) = handlers.pod["tolerations"]
     assert (taint["key"], taint["value"]) == pool
-    assert all(one["key"] != taint["key"] for one in models.pod["tolerations"])
     assert "cpu" in handlers.spec["resources"]["limits"]
     (given,) = (flag for flag in handlers.spec["args"] if flag.startswith("--handler-limits="))
     ceilings = parse_handler_limits(given.partition("=")[2], CEILINGS)

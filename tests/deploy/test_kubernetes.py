@@ -1,7 +1,7 @@
 """The Kubernetes manifests: valid by the API's schemas, and consistent with each other."""
 
+import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -11,19 +11,24 @@ import yaml
 
 from gateway.api.operations import OPERATIONS
 from gateway.core.node_demand import NodePool
+from invoker.settings import parse_settings as parse_invoker
 from tests.fixtures.cert_manager import CERT_MANAGER
 from tests.fixtures.keda import SCALED_OBJECT
 from tests.fixtures.manifests import (
     FOLDER,
+    KUBERNETES,
     NAMESPACE,
+    OVERLAYS,
     SCRIPTS,
     Object,
     components,
     container,
     containers,
     documents,
+    nbytes,
     objects,
     ports_of,
+    render,
     selected,
     template,
     workloads,
@@ -85,50 +90,90 @@ def test_kustomization_lists_every_file_but_those_made_by_hand() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     assert kustomization["namespace"] == NAMESPACE
     files = {path.name for path in FOLDER.glob("*.yaml")} - BY_HAND
-    assert set(kustomization["resources"]) == {*files, "../redis"}
+    assert set(kustomization["resources"]) == {*files, "../../redis"}
     names = {one.spec["image"].partition(":")[0] for one in containers()}
     assert {image["name"] for image in kustomization["images"]} <= names
-    listed = (FOLDER / "kustomization.yaml").read_text()
-    assert all(f"#  - components/{path.name}\n" in listed for path in components())
+    for overlay in ("cpu", "gpu"):
+        listed = (KUBERNETES / "overlays" / overlay / "kustomization.yaml").read_text()
+        parts = {path.name for path in components()} - ({"autoscaling"} if overlay == "cpu" else set())
+        assert set(re.findall(r"#  - \.\./\.\./components/(\S+)\n", listed)) == parts
     (scripts,) = yaml.safe_load((SCRIPTS / "kustomization.yaml").read_text())["configMapGenerator"]
     assert set(scripts["files"]) == {path.name for path in SCRIPTS.glob("*.sh")}
 
 
-def rendered(folder: Path) -> list[Object]:
-    """Return what kustomize makes of a folder."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("needs kubectl")
-    made = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return list(yaml.safe_load_all(made.stdout))
+def uncomment(overlay: Path, part: str) -> None:
+    """Add the optional parts of an overlay whose path begins so."""
+    file = overlay / "kustomization.yaml"
+    text = file.read_text().replace("components: []", "components:")
+    file.write_text(text.replace(f"#  - {part}", f"  - {part}"))
 
 
-def test_kustomize_builds_everything_with_its_optional_parts(tmp_path: Path) -> None:
-    plain = rendered(FOLDER)
-    shutil.copytree(FOLDER.parent, tmp_path / "deploy")
-    file = tmp_path / "deploy" / "kubernetes" / "kustomization.yaml"
-    text = (
-        file.read_text().replace("components: []", "components:").replace("#  - components", "  - components")
-    )
-    file.write_text(text)
-    made = rendered(file.parent)
-    assert len(made) == len(plain) + 3
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kustomize_builds_everything_with_its_optional_parts(overlay: str, tmp_path: Path) -> None:
+    plain = render(KUBERNETES / "overlays" / overlay)
+    for document in plain:
+        if document["apiVersion"] != "cert-manager.io/v1":
+            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    shutil.copytree(KUBERNETES.parent, tmp_path / "deploy")
+    overlays = tmp_path / "deploy" / "kubernetes" / "overlays"
+    for name in ("cpu", "gpu"):
+        uncomment(overlays / name, "../../components")
+    made = render(overlays / overlay)
+    assert len(made) == len(plain) + (2 if overlay == "cpu" else 3)
     (scripts,) = (d for d in made if d["kind"] == "ConfigMap")
     assert scripts["metadata"]["name"] == "redis-scripts" and "start.sh" in scripts["data"]
-    (handlers,) = (
-        d for d in made if d["metadata"]["name"] == "hypercast-handlers" and d["kind"] == "DaemonSet"
-    )
-    pod = template(handlers)["spec"]
+    pod = template(named(made, "hypercast-handlers"))["spec"]
     assert pod["runtimeClassName"] == "kata"
     assert "--handler-network" in pod["containers"][0]["args"]
 
 
-def test_keda_gives_the_nodes_for_models_as_many_pods_as_are_wanted(tmp_path: Path) -> None:
-    shutil.copytree(FOLDER.parent, tmp_path / "deploy")
-    file = tmp_path / "deploy" / "kubernetes" / "kustomization.yaml"
-    file.write_text(file.read_text().replace("components: []", "components: [components/autoscaling]"))
-    made = {(d["kind"], d["metadata"]["name"]): d for d in rendered(file.parent)}
+def named(made: list[Object], name: str) -> Object:
+    """Return the DaemonSet of a name."""
+    (found,) = (d for d in made if d["kind"] == "DaemonSet" and d["metadata"]["name"] == name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overlay", "arguments", "limits", "where"),
+    [
+        ("cpu", {"--device=cpu", "--gpu-memory=8GiB"}, {}, {"hypercast/pool": "models"}),
+        ("gpu", {"--device=cuda:0"}, {"nvidia.com/gpu": 1}, {"nvidia.com/gpu.present": "true"}),
+        (
+            "rdma",
+            {"--device=cuda:0", "--require-rdma"},
+            {"nvidia.com/gpu": 1, "rdma/hca": 1},
+            {"nvidia.com/gpu.present": "true"},
+        ),
+    ],
+)
+def test_overlays_change_the_nodes_of_models_alone(
+    overlay: str, arguments: set[str], limits: dict[str, int], where: dict[str, str]
+) -> None:
+    base, made = render(FOLDER), render(KUBERNETES / "overlays" / overlay)
+    name = "hypercast-invoker"
+    assert [d for d in base if d != named(base, name)] == [d for d in made if d != named(made, name)]
+    before, after = (template(named(one, name))["spec"] for one in (base, made))
+    assert after["nodeSelector"] == where and "nodeSelector" not in before
+    (old,), (new,) = before["containers"], after["containers"]
+    assert set(new["args"]) == {*old["args"], *arguments} and not arguments & set(old["args"])
+    assert new["resources"]["limits"] == {**old["resources"]["limits"], **limits}
+    filled = [flag for flag in new["args"][1:] if not re.search(r"\$\(|/etc/hypercast", flag)]
+    settings = parse_invoker(
+        [*filled, "--node-id=a", "--host-id=a", "--advertise=a"], {"HYPERCAST_CLUSTER_SECRET": "0" * 64}
+    )
+    # The host tier, the arena of a processor and 4 GiB for the process.
+    arena = settings.gpu_memory_bytes if settings.device == "cpu" else 0
+    used = settings.host_memory_bytes + (arena or 0) + (4 << 30)
+    assert used <= nbytes(new["resources"]["limits"]["memory"])
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "rdma"])
+def test_keda_gives_the_nodes_for_models_as_many_pods_as_are_wanted(overlay: str, tmp_path: Path) -> None:
+    shutil.copytree(KUBERNETES.parent, tmp_path / "deploy")
+    overlays = tmp_path / "deploy" / "kubernetes" / "overlays"
+    plain = named(render(overlays / overlay), "hypercast-invoker")
+    uncomment(overlays / "gpu", "../../components/autoscaling")
+    made = {(d["kind"], d["metadata"]["name"]): d for d in render(overlays / overlay)}
     assert ("DaemonSet", "hypercast-invoker") not in made
     nodes, scaled = made["Deployment", "hypercast-invoker"], made["ScaledObject", "hypercast-invoker"]
     kubernetes_validate.validate(nodes, kubernetes_validate.latest_version(), strict=True)
@@ -140,8 +185,9 @@ def test_keda_gives_the_nodes_for_models_as_many_pods_as_are_wanted(tmp_path: Pa
     pool = NodePool(pod["resources"]["limits"]["nvidia.com/gpu"], "--allow-handlers" in pod["args"])
     labels = f'{{handlers="{str(pool.handlers).lower()}",gpus="{pool.gpus}"}}'
     assert trigger["metadata"]["query"] == f"max(hypercast_nodes_wanted{labels})"
-    before = container("hypercast-invoker").spec["args"]
-    assert set(pod["args"]) ^ set(before) == {"--grace=60s", "--grace=10m"}
+    (before,) = template(plain)["spec"]["containers"]
+    assert pod["resources"] == before["resources"]
+    assert set(pod["args"]) ^ set(before["args"]) == {"--grace=60s", "--grace=10m"}
     assert template(nodes)["spec"]["terminationGracePeriodSeconds"] > 10 * 60
 
 
