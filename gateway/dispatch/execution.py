@@ -266,6 +266,8 @@ class RequestExecution(OpenCall):
             opened.cancel()
 
     def _reroute(self, outcome: ReplicaOutcome, *, failover: bool) -> None:
+        if self._moving is not None:  # sent after the call, a request to prefetch would take its K and V away
+            self._moving.cancel()
         self._failed_over = self._failed_over or self.outputs > 0
         self._state, self._shown = _State.QUEUED, None
         self._router.reroute(self._queued, outcome, failover=failover, has_kv=self._kv is not None)
@@ -416,8 +418,9 @@ class RequestExecution(OpenCall):
             self._moving = asyncio.create_task(self._prefetched(client, request))
 
     async def _prefetched(self, client: NodeClient, request: PrefetchKv) -> None:
-        if await prefetch_kv(client, request):
-            self._kv_at = request.instance_id
+        self._kv_at = request.instance_id  # from when the request is sent: K and V can be fetched once
+        if not await prefetch_kv(client, request):
+            self._kv_at = ""
 
     def _leave_pipeline(self) -> None:
         """Move a call whose prompt a pipeline has run to a decode instance, if one has room for it."""
