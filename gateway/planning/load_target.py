@@ -130,20 +130,22 @@ class LoadTarget:
         budget_s = self._budget_s(load, trend)
         present = _ready_s(load)
         waits_s = finish_s(tokens.waiting, rate, present)
+        # Decode instances too: a change of role takes no time.
+        able = [0.0] * (load.ready - load.prompt_runners) + present
         arriving = trend.arriving(next_s)
         # Only queued calls, and those that arrive, can go to a further instance.
         most = load.live + load.held + math.ceil(arriving / tokens.prompt_tokens)
         if not load.live:
             most = max(1, most)
-        count = instances_for(tokens.waiting, rate, present, budget_s, load.live)
+        count = instances_for(tokens.waiting, rate, able, budget_s, load.live)
         if waits_s > budget_s:
             goal_s = max(budget_s, next_s + self._settings.rush * budget_s)
-            count = max(count, instances_for(tokens.waiting, rate, _all_s(load, present), goal_s, most))
+            count = max(count, instances_for(tokens.waiting, rate, _all_s(load, able), goal_s, most))
         later_s = finish_s(tokens.waiting + arriving, rate, present)
         if arriving and later_s > next_s + budget_s:
             # More than now arrive in that time: the number must also keep up with them.
             coming = instances_for(
-                tokens.waiting + arriving, rate, _all_s(load, present), next_s + budget_s, most
+                tokens.waiting + arriving, rate, _all_s(load, able), next_s + budget_s, most
             )
             count = max(count, min(most, max(coming, math.ceil(arriving / next_s / rate))))
         wait = "no instance" if math.isinf(waits_s) else f"a wait of {_seconds(waits_s)}"

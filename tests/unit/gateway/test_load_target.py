@@ -225,3 +225,10 @@ def test_a_long_queue_of_prompts_leaves_instances_to_run_it() -> None:
     assert found.roles.decode == alone.roles.decode and found.roles.prefill > 10
     waiting = decide(0, load(held=5, starts=hot, serving=ServingMode.DISAGGREGATED))
     assert waiting.roles is not None and waiting.roles.decode == 1
+
+
+def test_decode_instances_run_prompts_where_no_further_one_may_be_started() -> None:
+    full = load(held=60, running=8, ready=8, max_instances=8, serving=ServingMode.DISAGGREGATED)
+    found = decide(0, replace(full, prefilling=1))
+    assert found.desired == 8 and found.roles is not None
+    assert found.roles.prefill > 4 and found.roles.decode == 1
