@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from cli.group import COMMANDS, cli
 from tests.fixtures.checkpoints import write_checkpoint
-from tests.fixtures.http_server import serving
+from tests.fixtures.http_server import running_server
 from tests.fixtures.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +50,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(Answers) as url:
+    with running_server(Answers) as url:
         yield url
 
 

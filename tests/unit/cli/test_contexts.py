@@ -15,7 +15,7 @@ from cli.commands.login import default_name, is_readable_on_the_way
 from cli.contexts import Context, config_path, delete_context, read_config, save_context, use_context
 from cli.errors import UsageError
 from cli.settings import resolve
-from tests.fixtures.http_server import serving
+from tests.fixtures.http_server import running_server
 from tests.fixtures.patience import PATIENCE_S
 
 KEY = "hc_0123456789abcdef_secret-of-the-test"
@@ -145,7 +145,7 @@ class Gateway(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with serving(Gateway) as url:
+    with running_server(Gateway) as url:
         yield url
 
 
