@@ -68,7 +68,7 @@ $(FOCUS)/.installed: tests/focus/requirements.txt
 	@touch $@
 
 # The documents as a site, in .docs/site, with the reference generated from the code; a broken link fails. MkDocs in an
-# environment of its own: 110 MB.
+# environment of its own: 170 MB.
 DOCS := .venv-docs
 install-docs: $(DOCS)/.installed
 

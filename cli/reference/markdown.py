@@ -1,13 +1,16 @@
 """Markdown of generated pages."""
 
+import html
 import re
 from collections.abc import Iterable, Sequence
 
 
 def code(text: str) -> str:
     """Return text as inline code, which a cell of a table may hold."""
-    fence = "``" if "`" in text else "`"
-    return f"{fence}{text}{fence}"
+    if "|" in text or "`" in text:  # what escapes these in a table differs between readers of Markdown
+        escaped = html.escape(text, quote=False).replace("|", "&#124;").replace("`", "&#96;")
+        return f"<code>{escaped}</code>"
+    return f"`{text}`"
 
 
 def cell(text: str) -> str:

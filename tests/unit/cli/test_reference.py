@@ -1,5 +1,6 @@
 """The generated reference has every command, option, operation, setting and metric of the code."""
 
+import html
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from registry.config.function_yaml import keys_of_file
 from registry.config.function_yaml_help import FUNCTION_YAML_HELP
 from registry.config.options import FLAGS
 
-_CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
+_CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|<code>.*?</code>", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]+))?\)")
 
 
@@ -35,7 +36,8 @@ def sections(page: str) -> dict[str, str]:
 
 def rows(text: str) -> dict[str, str]:
     """Return the rows of a section's tables by the code in their first cell."""
-    return {match[1]: match[0] for match in re.finditer(r"^\| `(.+?)` .*$", text, re.MULTILINE)}
+    found = re.finditer(r"^\| (?:`|<code>)(.+?)(?:`|</code>) .*$", text, re.MULTILINE)
+    return {html.unescape(match[1]): match[0] for match in found}
 
 
 def test_every_command_is_there_with_its_options_and_defaults(pages: dict[str, str]) -> None:
@@ -49,7 +51,7 @@ def test_every_command_is_there_with_its_options_and_defaults(pages: dict[str, s
         for option in visible_options(command):
             record = option.get_help_record(context)
             assert record is not None
-            row = options[record[0].replace("|", "\\|")]
+            row = options[record[0]]
             for default in re.findall(r"\[default: ([^\]]*)\]", record[1]):
                 assert cell(prose(default)) in row
     assert "hypercast up --nodes 3 --hosts 3" in found["hypercast up"]  # an example of its help
