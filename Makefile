@@ -68,7 +68,7 @@ $(FOCUS)/.installed: tests/focus/requirements.txt
 	@touch $@
 
 # The documents as a site, in .docs/site, with the reference generated from the code; a broken link fails. MkDocs in an
-# environment of its own: 170 MB.
+# environment of its own: 170 MB. (With --quiet, warnings would not count as failures.)
 DOCS := .venv-docs
 install-docs: $(DOCS)/.installed
 
@@ -82,7 +82,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs
 
 docs: install install-docs
 	$(BIN)/python -m cli.reference .docs/reference
-	$(MKDOCS) build --quiet --strict -f docs/site/mkdocs.yml -d ../../.docs/site
+	$(MKDOCS) build --strict -f docs/site/mkdocs.yml -d ../../.docs/site
 
 # At http://127.0.0.1:8001, built again when a page changes.
 docs-serve: install install-docs
