@@ -16,6 +16,7 @@ from tests.fixtures.platform import ROOT
 TOUR = ROOT / "docs" / "TOUR.md"
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)$", re.MULTILINE)
+_STEP = re.compile(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", re.DOTALL)
 _DONE = "--- done"
 # Commands that only show something: they are repeated until they show it.
 _SHOWS = ("hypercast status", "hypercast casts", "hypercast usage")
@@ -35,8 +36,9 @@ def steps(page: str) -> list[Step]:
     for block in _CONSOLE.findall(page):
         assert block.startswith("$ ")
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
-            found.append(Step(command, shown.rstrip()))
+            step = _STEP.fullmatch(part)
+            assert step is not None
+            found.append(Step(step[1], step[2].rstrip()))
     return found
 
 
@@ -128,4 +130,5 @@ def test_outputs_are_compared_line_by_line() -> None:
     assert matches("a  …  c\n…\nlast", "a   b b  c\nx\ny\nlast\n") and matches("…\nlast", "last")
     assert not matches("a\nc", "a\nb\nc") and not matches("", "something") and matches("", "\n")
     assert not matches("…\nlast", "last\nmore") and not matches("2 of 2…", "1 of 2, failed")
-    assert steps("x\n```console\n$ one\nout\n$ two\n```\n") == [Step("one", "out"), Step("two", "")]
+    page = "x\n```console\n$ one \\\n  1\nout\n$ two\n```\n"
+    assert steps(page) == [Step("one \\\n  1", "out"), Step("two", "")]

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cli.contexts import Config, Context
 from cli.reference.command_line import every_command, visible_options
@@ -16,6 +17,9 @@ from gateway.api.operations import OPERATIONS
 from registry.config.function_yaml import keys_of_file
 from registry.config.function_yaml_help import FUNCTION_YAML_HELP
 from registry.config.options import FLAGS
+from tests.fixtures.gateway_http import byte_tokenizer, gateway
+
+ROOT = Path(__file__).resolve().parents[3]
 
 _CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|<code>.*?</code>", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]+))?\)")
@@ -103,8 +107,35 @@ def test_every_metric_is_there_with_its_labels(pages: dict[str, str]) -> None:
     assert "`function`, `version`, `start_kind`, `code`" in found["hypercast_requests_total"]
 
 
+def test_every_variable_of_the_environment_is_there(pages: dict[str, str]) -> None:
+    named = {
+        name
+        for package in ("cli", "gateway", "invoker", "registry", "rdmacast")
+        for path in (ROOT / package).rglob("*.py")
+        for name in re.findall(r"\bHYPERCAST_[A-Z_]+[A-Z]\b", path.read_text())
+    }
+    assert len(named) > 4
+    assert named == set(rows(sections(pages["SETTINGS.md"])["Environment"]))
+
+
+async def test_labels_are_those_of_what_a_gateway_exports() -> None:
+    async with gateway(vllm_metrics=True, tenant_metrics=1) as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        async with gw.http() as http:
+            done = await http.post("/v1/completions", json={"model": "coder", "prompt": [1], "max_tokens": 5})
+            assert done.status_code == 200
+            text = (await http.get("/metrics")).text
+    known = {metric.name: set(metric.labels) for metric in every_metric()}
+    found = {
+        family.name: set(sample.labels) - {"le"}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert len(found) > 25
+    assert {name: known[name] for name in found} == found
+
+
 def test_links_between_the_pages_lead_somewhere(pages: dict[str, str]) -> None:
-    root = Path(__file__).resolve().parents[3]
     anchors = {name: {anchor(heading) for heading in sections(text)} for name, text in pages.items()}
     for name, text in pages.items():
         for target, place in set(_LINK.findall(_CODE.sub("", text))):
@@ -112,7 +143,7 @@ def test_links_between_the_pages_lead_somewhere(pages: dict[str, str]) -> None:
             if page in pages:
                 assert not place or place in anchors[page], f"{name} links to {target}#{place}"
             else:
-                assert (root / "reference" / target).resolve().exists(), f"{name} links to {target}"
+                assert (ROOT / "reference" / target).resolve().exists(), f"{name} links to {target}"
 
 
 def test_a_page_that_is_the_same_is_not_written_again(tmp_path: Path) -> None:
