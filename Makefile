@@ -1,10 +1,10 @@
-# `make install demo test test-rdma test-containers lint attack fuzz soak bench paper gpu-check`: see README.md.
+# `make install demo test test-rdma test-containers docs lint attack fuzz soak bench paper gpu-check`: see README.md.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install install-vllm install-focus demo test test-rdma test-vllm test-wheel test-containers lint attack fuzz soak bench paper gpu-check clean
+.PHONY: install install-vllm install-focus install-docs docs docs-serve demo test test-rdma test-vllm test-wheel test-containers lint attack fuzz soak bench paper gpu-check clean
 
 # The newest pip resolves in a third of the time of the one that some Pythons bring. Packages are compiled after
 # it, as it would use one core: without those of pip, tests, and the models of transformers, of which we import few.
@@ -67,6 +67,28 @@ $(FOCUS)/.installed: tests/focus/requirements.txt
 	$(FOCUS)/bin/python -m pip install --quiet --no-deps --ignore-requires-python -r tests/focus/requirements.txt
 	@touch $@
 
+# The documents as a site, in .docs/site, with the reference generated from the code; a broken link fails. MkDocs in an
+# environment of its own: 170 MB. (With --quiet, warnings would not count as failures.)
+DOCS := .venv-docs
+install-docs: $(DOCS)/.installed
+
+$(DOCS)/.installed: docs/site/requirements.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(DOCS)/bin/python -m pip install --quiet --no-deps -r docs/site/requirements.txt
+	@touch $@
+
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs
+
+docs: install install-docs
+	$(BIN)/python -m cli.reference .docs/reference
+	$(MKDOCS) build --strict -f docs/site/mkdocs.yml -d ../../.docs/site
+
+# At http://127.0.0.1:8001, built again when a page changes.
+docs-serve: install install-docs
+	$(BIN)/python -m cli.reference .docs/reference
+	$(MKDOCS) serve -f docs/site/mkdocs.yml -a 127.0.0.1:8001
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -110,4 +132,4 @@ gpu-check:
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json benchmarks/results/gpu-check-$(shell date +%F).json
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(FOCUS) build *.egg-info
+	rm -rf $(VENV) $(VLLM) $(FOCUS) $(DOCS) .docs build *.egg-info

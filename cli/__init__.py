@@ -18,6 +18,7 @@
 - `output`: tables, JSON and CSV on stdout
 - `plan_view/`: views of transfer plans
 - `progress`: progress on stderr
+- `reference/`: the reference pages of the documents, from the code
 - `refresh`: output that is drawn again when something has changed
 - `settings`: address and key of the gateway
 - `supervise/`: the processes of `hypercast up`

@@ -27,7 +27,7 @@ _LAST = tuple(
     f"tests/platform/test_{name}.py"
     for name in (
         *("live", "state_lost", "lifecycle", "host_copies", "redis_full", "audit", "redis_backup"),
-        *("private_state", "function_secrets", "tls"),
+        *("private_state", "function_secrets", "tour", "tls"),
     )
 )
 

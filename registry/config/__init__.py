@@ -6,6 +6,7 @@
 - `engine_args`: the arguments that a function may give its engine
 - `function_secrets`: the secrets of functions: set, opened, encrypted anew
 - `function_yaml`: the declaration of a function
+- `function_yaml_help`: what each of its keys is for
 - `handler_spec`: what it declares of a handler: its function, environment and limits
 - `option_types`: flags and the types of their values
 - `options`: the options of `up`, `gateway` and `invoker`, each declared once

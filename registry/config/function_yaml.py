@@ -18,7 +18,7 @@ scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive:
 """
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -84,11 +84,11 @@ class FunctionSpec:
         return path.expanduser() if looks_like_path or path.is_dir() else None
 
 
-class _Bytes(int):
+class SizeText(int):
     """A size: text such as 512MiB or 2GB, or a plain number of bytes."""
 
 
-class _Seconds(float):
+class DurationText(float):
     """A duration: text such as 90s, 5m or 1h, or a plain number of seconds."""
 
 
@@ -97,7 +97,7 @@ _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 def _section(record: type) -> type[msgspec.Struct]:
     """Return the section that fills a record: its fields, all optional, with units where it has them."""
-    hints, units = get_type_hints(record), {"bytes": _Bytes, "s": _Seconds}
+    hints, units = get_type_hints(record), {"bytes": SizeText, "s": DurationText}
     names = [one.name for one in fields(record)]
     kinds = [(name, units.get(name.rpartition("_")[2], hints[name]) | None, None) for name in names]
     keys = {name: key_of(name) for name in names}
@@ -215,6 +215,20 @@ def parse_handler_limits(text: str, defaults: HandlerLimits) -> HandlerLimits:
     return replace(defaults, **_settings(file.limits))
 
 
+def keys_of_file() -> Iterator[tuple[str, object]]:
+    """Yield each key of a function.yaml, such as scaling.keep_alive, with the type of its value."""
+    for section, struct in _SECTIONS.items():
+        hints = get_type_hints(struct)
+        for name, key in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+            if key not in _SECTIONS:
+                yield f"{section}.{key}".lstrip("."), hints[name]
+
+
+def choices_of(key: str) -> tuple[str, ...]:
+    """Return the values that a key may have, () where others than named ones are possible."""
+    return _CHOICES.get(key, ())
+
+
 def scaling_keys() -> tuple[str, ...]:
     """Return the keys of the section `scaling`."""
     return _ScalingSection.__struct_encode_fields__
@@ -279,8 +293,8 @@ def _parse_yaml(text: str | bytes) -> object:
 
 
 def _decode_quantity(kind: type, value: object) -> object:
-    """Convert a value of a `_Bytes` or `_Seconds` field. Raises ValueError."""
-    parse: Callable[[str], float] = parse_size if kind is _Bytes else parse_duration
+    """Convert a value of a `SizeText` or `DurationText` field. Raises ValueError."""
+    parse: Callable[[str], float] = parse_size if kind is SizeText else parse_duration
     if isinstance(value, str):
         try:
             value = parse(value)
@@ -328,7 +342,7 @@ def _settings(section: msgspec.Struct | None) -> dict[str, Any]:
     if section is None:
         return {}
     given = {name: getattr(section, name) for name in section.__struct_fields__}
-    plain: dict[type, Callable[[Any], object]] = {_Bytes: int, _Seconds: float}
+    plain: dict[type, Callable[[Any], object]] = {SizeText: int, DurationText: float}
     return {
         name: plain.get(type(value), lambda same: same)(value)
         for name, value in given.items()

@@ -234,7 +234,7 @@ class Options:
         "--max-connections", GATEWAY, "Most open connections of clients.", COUNT, default=8192
     )
     body_memory_bytes: int = flag(
-        "--body-memory", GATEWAY, "Memory for the bodies of all requests.", SIZE, default=512 << 20
+        "--body-memory", GATEWAY, "Memory for the bodies of all requests.", SIZE, default="512MiB"
     )
     max_body_bytes: int = flag("--max-body", GATEWAY, "Largest request body.", SIZE, default="32MiB")
     start_timeout_s: float = flag(
