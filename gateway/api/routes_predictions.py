@@ -8,18 +8,24 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.core.errors import ApiError, Conflicting, TooMany, Unprocessable
+from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
 from gateway.core.request_context import request_context
 from gateway.core.settings import JobSettings
 from gateway.http.limits import decode, read_body
 from gateway.http.responses import json_response
-from gateway.jobs.destinations import DestinationRefused, HookDestinations, parse_destinations
+from gateway.jobs.destinations import HookDestinations, checked_webhook, parse_destinations
 from gateway.jobs.outcomes import cancelled
-from gateway.jobs.predictions import prediction_job_id, prediction_of
+from gateway.jobs.predictions import entry_of, prediction_job_id, prediction_of
 from gateway.jobs.signatures import secret_text, tenant_secret
 from gateway.requests.services import Services
-from gateway.schemas.jobs import PREDICTION_NAME, Prediction, PredictionRequest, WebhookSecret
-from gateway.schemas.parameters import PREFER
+from gateway.schemas.jobs import (
+    PREDICTION_NAME,
+    Prediction,
+    PredictionList,
+    PredictionRequest,
+    WebhookSecret,
+)
+from gateway.schemas.parameters import AFTER, PAGE_LIMIT, PREFER
 from registry.errors import NotFound
 from registry.records.job import Job, JobOutcome, JobSpec, JobStatus, Submission
 
@@ -51,6 +57,25 @@ class PredictionRoutes:
         """Queue a call under the client's id, unless that is known."""
         return await self._submit(request, _name(request))
 
+    async def list_predictions(self, request: Request) -> PredictionList:
+        """Return the predictions of the tenant, the latest first, without input and output."""
+        tenant, after = request_context(request.scope).caller.tenant, AFTER.read(request)
+        try:
+            jobs, more = await self._services.state.predictions(
+                tenant,
+                limit=PAGE_LIMIT.read(request),
+                after=None if after is None else prediction_job_id(tenant, after),
+            )
+        except NotFound:
+            raise BadRequest(f"there is no entry {after!r}", param="after") from None
+        data = [entry_of(job) for job in jobs]
+        return PredictionList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=more,
+        )
+
     async def get(self, request: Request) -> Prediction:
         """Return a prediction; with `Prefer: wait` once it has ended, or after that time."""
         job, wait_s = await self._job(request), _wait_s(PREFER.read(request), default_s=0.0)
@@ -77,11 +102,7 @@ class PredictionRoutes:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=settings.body_bytes)
         payload = decode(body, self._decoder, limits)
-        if payload.webhook is not None:
-            try:
-                self._destinations.check_url(payload.webhook)
-            except DestinationRefused as error:
-                raise Unprocessable(f"webhooks cannot go there: {error}", param="webhook") from None
+        webhook = checked_webhook(payload.webhook, self._destinations)
         await self._services.functions.resolve(payload.model, context.caller)
         now = self._services.clock.wall_s()
         tenant = context.caller.tenant
@@ -95,7 +116,7 @@ class PredictionRoutes:
             model=payload.model,
             created_at=now,
             expires_at=now + settings.expire_s,
-            webhook=payload.webhook or "",
+            webhook=webhook,
         )
         call = msgspec.json.encode(payload.input)
         submission = await self._services.state.submit_job(spec, call, settings.bounds)
