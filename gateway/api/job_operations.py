@@ -169,7 +169,7 @@ JOB_OPERATIONS: tuple[Operation[Handlers], ...] = (
         "One batch",
         jobs.BatchObject,
         needs=Right.CALL,
-        parameters=(p.BATCH,),
+        parameters=(p.BATCH, p.PREFER),
         failures=(404,),
         rated=True,
     ),

@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.api.bodies import read_text
+from gateway.api.preferences import preferred_wait_s
 from gateway.api.routes_files import own_file, page_of
 from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
 from gateway.core.request_context import request_context
@@ -16,7 +17,7 @@ from gateway.jobs.batch_view import batch_object
 from gateway.jobs.destinations import HookDestinations, checked_webhook, parse_destinations
 from gateway.requests.services import Services
 from gateway.schemas.jobs import BatchList, BatchObject, CreateBatch
-from gateway.schemas.parameters import AFTER, PAGE_LIMIT
+from gateway.schemas.parameters import AFTER, PAGE_LIMIT, PREFER
 from registry.errors import NotFound
 from registry.records.batch import (
     BATCH_TRANSITIONS,
@@ -90,8 +91,12 @@ class BatchRoutes:
         )
 
     async def get(self, request: Request) -> BatchObject:
-        """Return a batch."""
-        return batch_object(*await self._own(request))
+        """Return a batch; with `Prefer: wait` once it has ended, or after that time."""
+        record, counts = await self._own(request)
+        wait_s = preferred_wait_s(PREFER.read(request), default_s=0.0)
+        if wait_s and not record.status.is_final:
+            record, counts = await self._services.job_events.wait_batch_ended(record.id, wait_s)
+        return batch_object(record, counts)
 
     async def cancel(self, request: Request) -> BatchObject:
         """Cancel a batch that has not ended."""

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.preferences import MAX_WAIT_S, preferred_wait_s
 from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
 from gateway.core.request_context import request_context
 from gateway.core.settings import JobSettings
@@ -29,9 +30,7 @@ from gateway.schemas.parameters import AFTER, PAGE_LIMIT, PREFER
 from registry.errors import NotFound
 from registry.records.job import Job, JobOutcome, JobSpec, JobStatus, Submission
 
-_MAX_WAIT_S = 60
 _NAME = re.compile(PREDICTION_NAME)
-_WAIT = re.compile(r"wait(?:=([0-9]{1,6}))?")
 
 
 class PredictionRoutes:
@@ -78,7 +77,7 @@ class PredictionRoutes:
 
     async def get(self, request: Request) -> Prediction:
         """Return a prediction; with `Prefer: wait` once it has ended, or after that time."""
-        job, wait_s = await self._job(request), _wait_s(PREFER.read(request), default_s=0.0)
+        job, wait_s = await self._job(request), preferred_wait_s(PREFER.read(request), default_s=0.0)
         if wait_s and not job.status.is_final:
             job = await self._services.job_events.wait_ended(job.spec.id, wait_s)
         return prediction_of(job)
@@ -122,7 +121,7 @@ class PredictionRoutes:
         submission = await self._services.state.submit_job(spec, call, settings.bounds)
         if submission in (Submission.FULL, Submission.TENANT_FULL):
             raise queue_full(submission)
-        wait_s = _wait_s(PREFER.read(request), default_s=_MAX_WAIT_S)
+        wait_s = preferred_wait_s(PREFER.read(request), default_s=MAX_WAIT_S)
         job = await self._services.job_events.wait_ended(spec.id, wait_s)
         if submission is Submission.EXISTS and (job.spec.model, job.body) != (payload.model, call):
             raise Conflicting(f"there is a prediction {name!r} with another model or input")
@@ -148,14 +147,3 @@ def _name(request: Request) -> str:
     if not _NAME.fullmatch(name):
         raise ApiError(404, "not_found", "there is no prediction of that name")
     return name
-
-
-def _wait_s(prefer: str | None, *, default_s: float) -> float:
-    """Return for how long a response may wait for the end (RFC 7240)."""
-    preferences = [preference.strip() for preference in (prefer or "").lower().split(",")]
-    if "respond-async" in preferences:
-        return 0.0
-    for preference in preferences:
-        if match := _WAIT.fullmatch(preference):
-            return min(float(match[1] or _MAX_WAIT_S), _MAX_WAIT_S)
-    return default_s
