@@ -8,7 +8,7 @@ import click
 
 from cli.client import Client
 from cli.commands.jobs import save_result
-from cli.errors import UsageError
+from cli.errors import MissingError, UsageError
 from cli.jobs import check_succeeded, described, wait_for
 from cli.options import SECONDS, client_options, output_option, query
 from cli.output import emit_record, write
@@ -20,7 +20,7 @@ _MAX_LINE_BYTES = 8 << 20
 
 
 @click.command("batch")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--endpoint", type=click.Choice(ENDPOINTS), help="What its lines call.  [default: as its first line]"
 )
@@ -82,9 +82,12 @@ def batch_command(
 
 
 def endpoint_of(file: Path) -> str:
-    """Return what the first line of a file of calls calls. Raises UsageError."""
-    with file.open("rb") as content:
-        line = content.readline(_MAX_LINE_BYTES)
+    """Return what the first line of a file of calls calls. Raises UsageError, MissingError."""
+    try:
+        with file.open("rb") as content:
+            line = content.readline(_MAX_LINE_BYTES)
+    except OSError as exc:
+        raise MissingError(f"cannot read {file}: {exc.strerror}") from exc
     try:
         url = json.loads(line)["url"]
     except (ValueError, KeyError, TypeError):

@@ -103,7 +103,7 @@ function Rollout({ shown, mayManage, onChanged }) {
         { label: "Time to first token", num: true, cell: (row) => ms(row.ttft_ms) },
       ]}
     />
-    <p class="muted">Of the last ${duration(now.limits.window_s)}. Rolled back by itself at ${100 * now.limits.max_error_rate} % more errors, or ${now.limits.max_ttft_ratio} times the time to the first token.</p>`}
+    <p class="muted">Of the last ${duration(now.limits.window_s)}. Rolled back by itself at ${100 * now.limits.max_error_rate}\u00a0% more errors, or ${now.limits.max_ttft_ratio} times the time to the first token.</p>`}
     ${dialog === "share" && html`<${Share} name=${shown.name} to=${now.candidate} percent=${now.percent} onClose=${() => setDialog(null)} onChanged=${() => { onChanged(); again(); }} />`}
     ${dialog === "promote" &&
     html`<${Dialog} title=${`Make version ${now.candidate} current?`} submit="Promote" onClose=${() => setDialog(null)} onSubmit=${end("promote")}>

@@ -14,7 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from cli.errors import CliError, TimeoutExceeded
+from cli.errors import CliError, MissingError, TimeoutExceeded
 from cli.group import cli
 from cli.jobs import runs_on, state_of
 from gateway.core.contract import Event, FunctionCall
@@ -102,6 +102,8 @@ async def test_what_does_not_end_well_is_an_error_with_its_reason(tmp_path: Path
     async with scene() as run:
         refused = await run("batch", str(calls), "--wait")
         assert "failed" in refused.stdout and "line 2: '1' repeats" in str(refused.exception)
+        missing = await run("batch", str(tmp_path / "missing"))
+        assert isinstance(missing.exception, MissingError)
         calls.write_text("nothing\n")
         assert 'no "url"' in str((await run("batch", str(calls))).exception)
         job = (await run("predict", "coder", "-d", '{"prompt": 5}')).stdout.strip()
