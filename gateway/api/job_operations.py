@@ -32,7 +32,7 @@ JOB_OPERATIONS: tuple[Operation[Handlers], ...] = (
         jobs.PredictionList,
         needs=Right.CALL,
         parameters=(p.PAGE_LIMIT, p.AFTER),
-        failures=(400,),
+        failures=(422,),
         rated=True,
     ),
     Operation(

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.preferences import MAX_WAIT_S, preferred_wait_s
-from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
+from gateway.core.errors import ApiError, Conflicting, TooMany, Unprocessable
 from gateway.core.request_context import request_context
 from gateway.core.settings import JobSettings
 from gateway.http.limits import decode, read_body
@@ -66,7 +66,7 @@ class PredictionRoutes:
                 after=None if after is None else prediction_job_id(tenant, after),
             )
         except NotFound:
-            raise BadRequest(f"there is no entry {after!r}", param="after") from None
+            raise Unprocessable(f"there is no entry {after!r}", param="after") from None
         data = [entry_of(job) for job in jobs]
         return PredictionList(
             data=data,

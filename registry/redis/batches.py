@@ -41,7 +41,7 @@ local function drop_file(id)
   redis.call('HDEL', FILES, id)
   redis.call('ZREM', FILES_OF .. file.tenant, id)
   count('files', file.tenant, -1)
-  count('file-bytes', file.tenant, -size(file))
+  count('file-bytes', file.tenant, 0 - size(file))  -- not -0, which is no integer to Redis
 end
 """
 )

@@ -386,6 +386,15 @@ async def test_files_belong_to_a_tenant_and_end(state: State) -> None:
     assert await state.put_file(file("f4"), files=2, file_bytes=200) is Submission.QUEUED
 
 
+async def test_an_empty_file_is_deleted_and_swept_as_others_are(state: State) -> None:
+    for name in ("f0", "f1"):
+        await state.put_file(msgspec.structs.replace(file(name), parts=()), files=100, file_bytes=100)
+    await state.delete_file("f0")
+    assert [one.id for one in await state.files("acme")] == ["f1"]
+    assert await state.sweep_files(NOW + 100) == 1
+    assert await state.files("acme") == []
+
+
 def batch(name: str = "b0", tenant: str = "acme", **changes: Any) -> BatchRecord:
     record = BatchRecord(
         id=name,

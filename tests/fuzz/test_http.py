@@ -174,7 +174,7 @@ MOST_KNOWN = 20  # ids of each kind that later requests may have
 
 
 def aim_jobs(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
-    """Let some requests for predictions, files and batches name what there is, and calls that make sense."""
+    """Let some requests for jobs and quotes name what there is, and calls that make sense."""
     parts, body = case.path_parameters or {}, case.body
     for part, known in (
         ("prediction", fuzzed.predictions),
@@ -187,6 +187,10 @@ def aim_jobs(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
         case.query["after"] = draw(st.sampled_from([*fuzzed.predictions, *fuzzed.files, *fuzzed.batches]))
     if case.operation.path.startswith(("/predictions", "/v1/batches")):
         case.headers = {**(case.headers or {}), "prefer": draw(st.sampled_from(PREFERENCES))}
+    if case.operation.path == "/v1/quote" and draw(st.booleans()):
+        function = draw(st.sampled_from(sorted(SENSE)))
+        field_name, values = SENSE[function]
+        case.body = {"model": function, field_name: draw(values)}
     if isinstance(body, dict) and "input_file_id" in body and draw(st.booleans()):
         body["input_file_id"] = draw(st.sampled_from(fuzzed.files))
         body["endpoint"] = "/v1/completions"
@@ -203,7 +207,7 @@ def note_jobs(path: str, status: int, answer: bytes, fuzzed: Fuzzed) -> None:
         ("/v1/files", fuzzed.files),
         ("/v1/batches", fuzzed.batches),
     ):
-        if path.startswith(prefix) and status in (200, 202):
+        if path.startswith(prefix) and not path.endswith("/content") and status in (200, 202):
             found = json.loads(answer)
             if isinstance(found, dict) and isinstance(found.get("id"), str) and len(known) < MOST_KNOWN:
                 known.append(found["id"])

@@ -123,7 +123,7 @@ async def test_a_tenant_lists_its_own_without_input_and_output() -> None:
         rest = (await http.get("/predictions", params={"after": "p1"})).json()
         assert [one["id"] for one in rest["data"]] == ["p0"] and not rest["has_more"]
         refused = await http.get("/predictions", params={"after": "nothing"})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "after")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, "after")
         async with gw.http() as other:
             assert (await other.get("/predictions")).json()["data"] == []
 
