@@ -1,6 +1,7 @@
 """The `hypercast` command.
 
 - `board`: the cluster as frames of the watch show it
+- `call_input`: the input of a call, as options and as a body
 - `client`: client of the gateway's HTTP interface
 - `cluster_view`: the cluster on one screen
 - `commands/`: the commands
@@ -14,6 +15,7 @@
 - `health`: warning where shown data may be out of date
 - `interpreter`: the interpreter that runs other programs of Hypercast
 - `interrupts`: Ctrl-C during imports
+- `jobs`: predictions and batches of the caller
 - `options`: options shared by commands
 - `output`: tables, JSON and CSV on stdout
 - `plan_view/`: views of transfer plans

@@ -32,6 +32,11 @@ def node_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     return _matching(incomplete, _asked(ctx, _nodes))
 
 
+def job_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the latest predictions and batches of the key's tenant."""
+    return _matching(incomplete, _asked(ctx, _jobs))
+
+
 def context_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the contexts of the user."""
     try:
@@ -49,6 +54,11 @@ def _functions(client: Client) -> list[str]:
 
 def _nodes(client: Client) -> list[str]:
     return [one["id"] for one in client.json("GET", "/admin/nodes")["nodes"]]
+
+
+def _jobs(client: Client) -> list[str]:
+    paths = ("/predictions", "/v1/batches")
+    return [one["id"] for path in paths for one in client.json("GET", path, params={"limit": 100})["data"]]
 
 
 def _asked(ctx: click.Context, ask: Callable[[Client], list[str]]) -> list[str]:

@@ -120,15 +120,19 @@ class StageLine:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Show what is waited for while the block runs: the seconds on a terminal, else a line now and then."""
+def waiting(text: str | Callable[[], str]) -> Iterator[None]:
+    """Show what is waited for while the block runs: the seconds on a terminal, else a line now and then.
+
+    A function returns the text as of now.
+    """
+    shown = text if callable(text) else lambda: text
     over = threading.Event()
     began_s = time.monotonic()
     tty = sys.stderr.isatty()
 
     def show() -> None:
         while not over.wait(1.0 if tty else LINE_EVERY_S):
-            line = f"{text} ({time.monotonic() - began_s:.0f} s)"
+            line = f"{shown()} ({time.monotonic() - began_s:.0f} s)"
             if tty:
                 sys.stderr.write(f"\r\x1b[K{line}")
                 sys.stderr.flush()
@@ -136,10 +140,10 @@ def waiting(text: str) -> Iterator[None]:
                 note(line)
 
     if tty:
-        sys.stderr.write(text)
+        sys.stderr.write(shown())
         sys.stderr.flush()
     else:
-        note(text)
+        note(shown())
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:

@@ -48,14 +48,17 @@
 | | | `closed`: requests that ended before are added by that writer alone, |
 | | | `alias <tenant>` -> pseudonym of a tenant that is being deleted |
 | `hc:job:<id>` | hash | a job: `record` (JobSpec), `body`, `status`, … (registry/redis/jobs.py) |
+| `hc:jobs-of:<tenant>` | sorted set | ids of the tenant's predictions, by their order |
 | `hc:job-queue:<tenant>` | sorted set | ids of the tenant's jobs that wait, in their order |
 | `hc:job-turns` | sorted set | tenants with such jobs, by their last turn |
 | `hc:jobs-running` | sorted set | ids of jobs that run, by the expiry of their lease (ms) |
+| `hc:jobs-queued` | sorted set | ids of jobs that wait, by when they were submitted (ms) |
 | `hc:jobs-later` | sorted set | ids of jobs that wait for a time (ms) |
 | `hc:jobs-ended` | sorted set | ids of jobs that have ended, by when they are removed (ms) |
-| `hc:job-hooks` | sorted set | ids of jobs with a webhook to deliver, by when it is due (ms) |
+| `hc:job-hooks` | sorted set | ids of jobs and batches with a webhook to deliver, by when it is due (ms) |
 | `hc:job-usage` | hash | `jobs`, `bytes`, `files`, `file-bytes`, `batches` in all, and with a tenant; |
 | | | `serial` of turns, `jobs-ever` |
+| `hc:job-states` | hash | how many there are: `prediction`, `line` or `batch` with a status |
 | `hc:job-events` | stream | one entry an event: field = its kind, value = the id of a job or batch |
 | `hc:files` | hash | file id -> FileRecord |
 | `hc:files-of:<tenant>` | sorted set | ids of the tenant's files by their creation |
@@ -64,7 +67,7 @@
 | `hc:batches-of:<tenant>` | sorted set | ids of the tenant's batches by their creation |
 | `hc:batches-open` | set | ids of batches that have not ended |
 | `hc:batches-by-expiry` | sorted set | ids of those that have, by when they are removed (Unix seconds) |
-| `hc:batch:<id>` | hash | fields of BatchCounts, while the batch is open |
+| `hc:batch:<id>` | hash | fields of BatchCounts; `tenant`, `hook` and `tries` of a webhook |
 | `hc:batch-lines:<id>` | set | ids of jobs of its lines that have not ended |
 | `hc:batch-results:<id>` | list | LineResult of lines that have ended, until they are in a file |
 """
@@ -112,13 +115,16 @@ AUDIT_OUTCOMES_PREFIX = "hc:audit-outcomes:"
 ARCHIVE = "hc:archive"
 ARCHIVE_STATE = "hc:archive-state"
 JOB_PREFIX = "hc:job:"
+JOBS_OF_PREFIX = "hc:jobs-of:"
 JOB_QUEUE_PREFIX = "hc:job-queue:"
 JOB_TURNS = "hc:job-turns"
 JOBS_RUNNING = "hc:jobs-running"
+JOBS_QUEUED = "hc:jobs-queued"
 JOBS_LATER = "hc:jobs-later"
 JOBS_ENDED = "hc:jobs-ended"
 JOB_HOOKS = "hc:job-hooks"
 JOB_USAGE = "hc:job-usage"
+JOB_STATES = "hc:job-states"
 JOB_EVENTS = "hc:job-events"
 FILES = "hc:files"
 FILES_OF_PREFIX = "hc:files-of:"

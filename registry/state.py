@@ -17,9 +17,9 @@ from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import Access, Function, FunctionVersion, Scaling
 from registry.records.function_changes import AccessStep, keep_access
+from registry.records.hook import HookClaims
 from registry.records.instance import InstanceRecord
 from registry.records.job import (
-    HookClaims,
     HookStatus,
     Job,
     JobBounds,
@@ -32,6 +32,7 @@ from registry.records.job import (
     LineResult,
     Submission,
 )
+from registry.records.job_counts import JobCounts
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.records.quota import ConcurrencyLease, RateLimitDecision
@@ -425,6 +426,20 @@ class JobState(Protocol):
         """Return a job that has not been removed. Raises NotFound."""
         ...
 
+    async def predictions(
+        self, tenant: str, *, limit: int, after: str | None = None
+    ) -> tuple[list[Job], bool]:
+        """Return a tenant's jobs that are no lines of batches, the latest first, and whether there are more.
+
+        They begin after the one with the id `after`. They are without `body`, and without `result` unless
+        they failed. Raises NotFound if `after` is none of them.
+        """
+        ...
+
+    async def job_counts(self) -> JobCounts:
+        """Return how many jobs and batches there are."""
+        ...
+
     async def claim_jobs(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> JobClaims:
         """Claim jobs for `ttl_s`, none of the tenants `without`.
 
@@ -460,11 +475,14 @@ class JobState(Protocol):
         ...
 
     async def claim_hooks(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> HookClaims:
-        """Claim webhooks that are due for `ttl_s`, none of the tenants `without`; then they are due again."""
+        """Claim webhooks that are due for `ttl_s`, none of the tenants `without`; then they are due again.
+
+        Webhooks are those of jobs and of batches that have ended.
+        """
         ...
 
     async def end_hook(
-        self, job_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
+        self, subject_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
     ) -> bool:
         """Record how a try of a webhook ended; one that is `waiting` is due again after `retry_in_s`."""
         ...

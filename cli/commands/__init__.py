@@ -1,6 +1,7 @@
 """The commands of `hypercast`.
 
 - `audit`: the audit log
+- `batch`: a file of calls, run in the background
 - `casts`: transfers of model images between nodes
 - `completion`: completion scripts of shells
 - `context`: the gateways that the user has logged in to
@@ -12,12 +13,14 @@
 - `functions`: list, describe, rollback, delete
 - `gpu_time`: time of accelerators
 - `invoke`: call a function
+- `jobs`: predictions and batches
 - `keys`: API keys
 - `login`: address and key of a gateway, kept
 - `logs`: log lines of a function
 - `nodes`: nodes of the cluster, cordon, drain
 - `pack`: write a model image to disk
 - `plan`: plan a transfer
+- `predict`: a call that runs in the background
 - `prices`: the price table
 - `processes`: gateway and invoker, one process each
 - `pull`: a folder that other engines load

@@ -17,6 +17,7 @@
 - `handlers`: the handlers of one gateway
 - `job_operations`: the operations on predictions, files and batches
 - `operations`: the table of all operations
+- `preferences`: the header Prefer
 - `protocol_operations`: the operations of other protocols than OpenAI's completions and chat
 - `routes_batches`: /v1/batches
 - `routes_embeddings`: /v1/embeddings

@@ -1,26 +1,23 @@
 """/v1/batches: files of calls that run in the background."""
 
 import secrets
+from functools import cached_property
 
 import msgspec
 from starlette.requests import Request
 
 from gateway.api.bodies import read_text
+from gateway.api.preferences import preferred_wait_s
 from gateway.api.routes_files import own_file, page_of
 from gateway.core.errors import ApiError, BadRequest, Conflicting, TooMany
 from gateway.core.request_context import request_context
 from gateway.core.settings import JobSettings
 from gateway.http.limits import decode
+from gateway.jobs.batch_view import batch_object
+from gateway.jobs.destinations import HookDestinations, checked_webhook, parse_destinations
 from gateway.requests.services import Services
-from gateway.schemas.jobs import (
-    BatchError,
-    BatchErrors,
-    BatchList,
-    BatchObject,
-    BatchRequestCounts,
-    CreateBatch,
-)
-from gateway.schemas.parameters import AFTER, BATCH_LIMIT
+from gateway.schemas.jobs import BatchList, BatchObject, CreateBatch
+from gateway.schemas.parameters import AFTER, PAGE_LIMIT, PREFER
 from registry.errors import NotFound
 from registry.records.batch import (
     BATCH_TRANSITIONS,
@@ -29,7 +26,7 @@ from registry.records.batch import (
     BatchStatus,
     FilePurpose,
 )
-from registry.records.job import Submission
+from registry.records.job import HookStatus, Submission
 
 _CANCEL_TRIES = 20
 
@@ -45,11 +42,16 @@ class BatchRoutes:
     def _settings(self) -> JobSettings:
         return self._services.settings.jobs
 
+    @cached_property
+    def _destinations(self) -> HookDestinations:
+        return parse_destinations(self._settings.hook_allow)
+
     async def create(self, request: Request) -> BatchObject:
         """Create a batch of a file."""
         limits, caller = self._services.settings.limits, request_context(request.scope).caller
         body = await read_text(request, limits)
         payload = decode(body, self._decoder, limits)
+        webhook = checked_webhook(payload.webhook, self._destinations)
         file = await own_file(request, self._services, payload.input_file_id)
         if file.purpose is not FilePurpose.BATCH:
             raise BadRequest(f"the purpose of {file.id} must be 'batch'", param="input_file_id")
@@ -64,6 +66,7 @@ class BatchRoutes:
             created_at=now,
             expires_at=now + self._settings.expire_s,
             metadata=payload.metadata,
+            webhook=webhook,
         )
         submission = await self._services.state.put_batch(record, batches=self._settings.batches)
         if submission in (Submission.FULL, Submission.TENANT_FULL):
@@ -71,14 +74,14 @@ class BatchRoutes:
                 "there are too many batches, in all or of this tenant: those that ended are removed in time"
             )
             raise TooMany(message, code="batches_full", retry_after_s=60)
-        return batch_object(record, BatchCounts())
+        return batch_object(record, BatchCounts(hook=HookStatus.WAITING if webhook else None))
 
     async def list_batches(self, request: Request) -> BatchList:
         """Return the batches of the tenant."""
         tenant = request_context(request.scope).caller.tenant
         found = await self._services.state.batches(tenant)
         entries = [(record.id, (record, counts)) for record, counts in found]
-        page, more = page_of(entries, AFTER.read(request), BATCH_LIMIT.read(request))
+        page, more = page_of(entries, AFTER.read(request), PAGE_LIMIT.read(request))
         data = [batch_object(record, counts) for record, counts in page]
         return BatchList(
             data=data,
@@ -88,8 +91,12 @@ class BatchRoutes:
         )
 
     async def get(self, request: Request) -> BatchObject:
-        """Return a batch."""
-        return batch_object(*await self._own(request))
+        """Return a batch; with `Prefer: wait` once it has ended, or after that time."""
+        record, counts = await self._own(request)
+        wait_s = preferred_wait_s(PREFER.read(request), default_s=0.0)
+        if wait_s and not record.status.is_final:
+            record, counts = await self._services.job_events.wait_batch_ended(record.id, wait_s)
+        return batch_object(record, counts)
 
     async def cancel(self, request: Request) -> BatchObject:
         """Cancel a batch that has not ended."""
@@ -114,39 +121,3 @@ class BatchRoutes:
         if found is None or found[0].tenant != request_context(request.scope).caller.tenant:
             raise ApiError(404, "not_found", f"there is no batch {wanted!r}")
         return found
-
-
-def batch_object(record: BatchRecord, counts: BatchCounts) -> BatchObject:
-    """Return what the client sees of a batch."""
-
-    def reached(status: BatchStatus) -> int | None:
-        at = record.times.get(status.value)
-        return None if at is None else int(at)
-
-    faults = [
-        BatchError(code=fault.code, message=fault.message, line=fault.line, param=fault.param)
-        for fault in record.faults
-    ]
-    return BatchObject(
-        id=record.id,
-        endpoint=record.endpoint,
-        errors=BatchErrors(data=faults) if faults else None,
-        input_file_id=record.input_file,
-        completion_window=record.completion_window,
-        status=record.status.value,
-        output_file_id=record.output_file or None,
-        error_file_id=record.error_file or None,
-        created_at=int(record.created_at),
-        in_progress_at=reached(BatchStatus.IN_PROGRESS),
-        expires_at=int(record.expires_at),
-        finalizing_at=reached(BatchStatus.FINALIZING),
-        completed_at=reached(BatchStatus.COMPLETED),
-        failed_at=reached(BatchStatus.FAILED),
-        expired_at=reached(BatchStatus.EXPIRED),
-        cancelling_at=reached(BatchStatus.CANCELLING),
-        cancelled_at=reached(BatchStatus.CANCELLED),
-        request_counts=BatchRequestCounts(
-            total=record.total, completed=counts.completed, failed=counts.failed
-        ),
-        metadata=record.metadata,
-    )

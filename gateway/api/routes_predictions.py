@@ -8,24 +8,29 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.preferences import MAX_WAIT_S, preferred_wait_s
 from gateway.core.errors import ApiError, Conflicting, TooMany, Unprocessable
 from gateway.core.request_context import request_context
 from gateway.core.settings import JobSettings
 from gateway.http.limits import decode, read_body
 from gateway.http.responses import json_response
-from gateway.jobs.destinations import DestinationRefused, HookDestinations, parse_destinations
+from gateway.jobs.destinations import HookDestinations, checked_webhook, parse_destinations
 from gateway.jobs.outcomes import cancelled
-from gateway.jobs.predictions import prediction_job_id, prediction_of
+from gateway.jobs.predictions import entry_of, prediction_job_id, prediction_of
 from gateway.jobs.signatures import secret_text, tenant_secret
 from gateway.requests.services import Services
-from gateway.schemas.jobs import PREDICTION_NAME, Prediction, PredictionRequest, WebhookSecret
-from gateway.schemas.parameters import PREFER
+from gateway.schemas.jobs import (
+    PREDICTION_NAME,
+    Prediction,
+    PredictionList,
+    PredictionRequest,
+    WebhookSecret,
+)
+from gateway.schemas.parameters import AFTER, PAGE_LIMIT, PREFER
 from registry.errors import NotFound
 from registry.records.job import Job, JobOutcome, JobSpec, JobStatus, Submission
 
-_MAX_WAIT_S = 60
 _NAME = re.compile(PREDICTION_NAME)
-_WAIT = re.compile(r"wait(?:=([0-9]{1,6}))?")
 
 
 class PredictionRoutes:
@@ -51,9 +56,28 @@ class PredictionRoutes:
         """Queue a call under the client's id, unless that is known."""
         return await self._submit(request, _name(request))
 
+    async def list_predictions(self, request: Request) -> PredictionList:
+        """Return the predictions of the tenant, the latest first, without input and output."""
+        tenant, after = request_context(request.scope).caller.tenant, AFTER.read(request)
+        try:
+            jobs, more = await self._services.state.predictions(
+                tenant,
+                limit=PAGE_LIMIT.read(request),
+                after=None if after is None else prediction_job_id(tenant, after),
+            )
+        except NotFound:
+            raise Unprocessable(f"there is no entry {after!r}", param="after") from None
+        data = [entry_of(job) for job in jobs]
+        return PredictionList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=more,
+        )
+
     async def get(self, request: Request) -> Prediction:
         """Return a prediction; with `Prefer: wait` once it has ended, or after that time."""
-        job, wait_s = await self._job(request), _wait_s(PREFER.read(request), default_s=0.0)
+        job, wait_s = await self._job(request), preferred_wait_s(PREFER.read(request), default_s=0.0)
         if wait_s and not job.status.is_final:
             job = await self._services.job_events.wait_ended(job.spec.id, wait_s)
         return prediction_of(job)
@@ -77,11 +101,7 @@ class PredictionRoutes:
         limits = self._services.settings.limits
         body = await read_body(request.scope, request.receive, limits, limit_bytes=settings.body_bytes)
         payload = decode(body, self._decoder, limits)
-        if payload.webhook is not None:
-            try:
-                self._destinations.check_url(payload.webhook)
-            except DestinationRefused as error:
-                raise Unprocessable(f"webhooks cannot go there: {error}", param="webhook") from None
+        webhook = checked_webhook(payload.webhook, self._destinations)
         await self._services.functions.resolve(payload.model, context.caller)
         now = self._services.clock.wall_s()
         tenant = context.caller.tenant
@@ -95,13 +115,13 @@ class PredictionRoutes:
             model=payload.model,
             created_at=now,
             expires_at=now + settings.expire_s,
-            webhook=payload.webhook or "",
+            webhook=webhook,
         )
         call = msgspec.json.encode(payload.input)
         submission = await self._services.state.submit_job(spec, call, settings.bounds)
         if submission in (Submission.FULL, Submission.TENANT_FULL):
             raise queue_full(submission)
-        wait_s = _wait_s(PREFER.read(request), default_s=_MAX_WAIT_S)
+        wait_s = preferred_wait_s(PREFER.read(request), default_s=MAX_WAIT_S)
         job = await self._services.job_events.wait_ended(spec.id, wait_s)
         if submission is Submission.EXISTS and (job.spec.model, job.body) != (payload.model, call):
             raise Conflicting(f"there is a prediction {name!r} with another model or input")
@@ -127,14 +147,3 @@ def _name(request: Request) -> str:
     if not _NAME.fullmatch(name):
         raise ApiError(404, "not_found", "there is no prediction of that name")
     return name
-
-
-def _wait_s(prefer: str | None, *, default_s: float) -> float:
-    """Return for how long a response may wait for the end (RFC 7240)."""
-    preferences = [preference.strip() for preference in (prefer or "").lower().split(",")]
-    if "respond-async" in preferences:
-        return 0.0
-    for preference in preferences:
-        if match := _WAIT.fullmatch(preference):
-            return min(float(match[1] or _MAX_WAIT_S), _MAX_WAIT_S)
-    return default_s

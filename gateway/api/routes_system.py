@@ -1,5 +1,6 @@
 """Probes, metrics and the API's description, which need no key."""
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 
@@ -12,8 +13,11 @@ from gateway.http.metrics import CONTENT_TYPE
 from gateway.http.responses import json_response, raw_json
 from gateway.requests.services import Services
 from gateway.schemas.answers import Health, HealthStatus, Liveness, Readiness, ServiceIndex
+from registry.errors import RegistryError
 from registry.records.instance import InstanceState
 from registry.records.node import NodeState
+
+_COUNTS_TIMEOUT_S = 1.0  # of what a scrape reads from Redis
 
 
 class SystemRoutes:
@@ -80,7 +84,13 @@ class SystemRoutes:
         return json_response(status, status=503 if reasons else 200)
 
     async def metrics(self, request: Request) -> Response:
-        """Return the Prometheus metrics."""
+        """Return the Prometheus metrics; without those of jobs while Redis is unavailable."""
+        metrics = self._services.metrics
+        try:
+            async with asyncio.timeout(_COUNTS_TIMEOUT_S):
+                metrics.jobs.counts = await self._services.state.job_counts()
+        except (TimeoutError, RegistryError):
+            metrics.jobs.counts = None
         return Response(self._services.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:

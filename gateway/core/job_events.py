@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
+from typing import TypeVar
 
 from registry.errors import StateUnavailable
+from registry.records.batch import BatchCounts, BatchRecord
 from registry.records.job import Job, JobEvent, JobEventKind
-from registry.state import JobState
+from registry.state import State
 
 _log = logging.getLogger("hypercast.gateway")
 
 _RETRY_S = 0.5
+
+T = TypeVar("T")
 
 OnJobEvents = Callable[[Sequence[JobEvent]], None]
 """Called with events; with none when some may have been missed."""
@@ -20,7 +24,7 @@ OnJobEvents = Callable[[Sequence[JobEvent]], None]
 class JobEvents:
     """The watch of job events, and those who listen."""
 
-    def __init__(self, state: JobState) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
         self._listeners: list[OnJobEvents] = []
 
@@ -50,18 +54,35 @@ class JobEvents:
 
     async def wait_ended(self, job_id: str, limit_s: float) -> Job:
         """Return the job once it has ended, or as it is after `limit_s`. Raises RegistryError."""
+        event = JobEvent(JobEventKind.ENDED, job_id)
+        return await self._wait(
+            lambda: self._state.job(job_id), lambda job: job.status.is_final, event, limit_s
+        )
+
+    async def wait_batch_ended(self, batch_id: str, limit_s: float) -> tuple[BatchRecord, BatchCounts]:
+        """Return the batch once it has ended, or as it is after `limit_s`. Raises RegistryError."""
+        event = JobEvent(JobEventKind.BATCH, batch_id)
+        return await self._wait(
+            lambda: self._state.batch(batch_id), lambda found: found[0].status.is_final, event, limit_s
+        )
+
+    async def _wait(
+        self,
+        read: Callable[[], Awaitable[T]],
+        has_ended: Callable[[T], bool],
+        event: JobEvent,
+        limit_s: float,
+    ) -> T:
         happened = asyncio.Event()
 
         def listen(events: Sequence[JobEvent]) -> None:
-            if not events or any(one.kind is JobEventKind.ENDED and one.id == job_id for one in events):
+            if not events or event in events:
                 happened.set()
 
         with self.listening(listen), suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while True:
-                    job = await self._state.job(job_id)
-                    if job.status.is_final:
-                        return job
+                while not has_ended(found := await read()):
                     await happened.wait()
                     happened.clear()
-        return await self._state.job(job_id)
+                return found
+        return await read()

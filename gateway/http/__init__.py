@@ -8,6 +8,7 @@
 - `disconnect`: cancellation when a client leaves
 - `drain`: the in-flight limit and the drain
 - `held_requests`: requests that wait for an instance
+- `job_metrics`: metrics of jobs, batches and webhooks
 - `limits`: bounds on bodies, JSON decoding
 - `metrics`: Prometheus metrics
 - `metrics_listener`: the HTTP server of --metrics-port

@@ -12,6 +12,7 @@ from gateway.core.node_demand import NodeDemand
 from gateway.core.open_call import OpenCall
 from gateway.http.collectors import FunctionRows, LabelledHistogram, Tallied, TalliedRows
 from gateway.http.held_requests import HeldRequests
+from gateway.http.job_metrics import JobMetrics
 from gateway.http.tenant_metrics import TenantMetrics
 from gateway.http.vllm_metrics import GenerationLoad, VllmMetrics
 from registry.clock import Clock, SystemClock
@@ -132,6 +133,7 @@ class Metrics:
         )
         for counter in self._billed():
             registry.register(counter)
+        self.jobs = JobMetrics(registry)
         self.tenants = TenantMetrics(registry, tenants) if tenants else None
         self._vllm = None
         if vllm_names:

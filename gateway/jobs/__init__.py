@@ -4,8 +4,10 @@
 - `batch_input`: the lines of a batch's file
 - `batch_output`: the lines of a batch's results
 - `batch_steps`: the next step of a batch, as a pure decision
+- `batch_view`: batches as their clients see them
 - `destinations`: the addresses that webhooks may go to
 - `file_store`: files as blobs of the store
+- `hook_messages`: the messages of webhooks
 - `hook_sender`: the delivery of webhooks
 - `outcomes`: how a job goes on after its request
 - `predictions`: jobs as their clients see them

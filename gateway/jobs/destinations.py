@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpcore2
 
+from gateway.core.errors import Unprocessable
 from registry.errors import InvalidRecord
 
 # Ranges of IPv6 that lead to an IPv4 address, which may be a private one: translation, 6to4, Teredo.
@@ -64,6 +65,17 @@ class HookDestinations:
             for network in self.networks
             if network.version == ip_address(host).version
         )
+
+
+def checked_webhook(url: str | None, destinations: HookDestinations) -> str:
+    """Return the URL of a new webhook, empty for none. Raises Unprocessable for one that has no way."""
+    if url is None:
+        return ""
+    try:
+        destinations.check_url(url)
+    except DestinationRefused as error:
+        raise Unprocessable(f"webhooks cannot go there: {error}", param="webhook") from None
+    return url
 
 
 def parse_destinations(entries: Iterable[str]) -> HookDestinations:

@@ -12,12 +12,13 @@ import httpcore2
 from gateway.core.settings import JobSettings
 from gateway.http.drain import ServingPhase
 from gateway.jobs.destinations import CheckedBackend, DestinationRefused, HookDestinations
-from gateway.jobs.predictions import hook_message
+from gateway.jobs.hook_messages import hook_message
 from gateway.jobs.signatures import signed_headers, tenant_secret
 from gateway.requests.services import Services
 from rdmacast.aio.shielded import run_shielded
 from registry.errors import RegistryError, StateUnavailable
-from registry.records.job import ClaimedHook, HookStatus, JobEvent, JobEventKind
+from registry.records.hook import ClaimedHook
+from registry.records.job import HookStatus, JobEvent, JobEventKind
 
 _log = logging.getLogger("hypercast.gateway")
 
@@ -26,6 +27,11 @@ _CONNECT_S, _TOTAL_S = 5.0, 15.0
 _LEASE_S = 20.0  # more than _TOTAL_S
 _RETRY_S = 0.5  # after the shared state was unavailable
 _RETURN_TIMEOUT_S = 2.0
+_OUTCOMES = {
+    HookStatus.DELIVERED: "delivered",
+    HookStatus.WAITING: "retried",
+    HookStatus.FAILED: "failed",
+}
 _MAX_ANSWER_BYTES = 1 << 16  # what is read of an answer
 
 
@@ -81,34 +87,33 @@ class HookSender:
             except StateUnavailable:
                 return _RETRY_S
             for hook in claims.hooks:
-                self._sending[hook.job.spec.tenant] += 1
-                group.create_task(self._deliver(hook, pool), name=f"webhook {hook.job.spec.id}")
+                self._sending[hook.tenant] += 1
+                group.create_task(self._deliver(hook, pool), name=f"webhook {hook.id}")
             if len(claims.hooks) < free:
                 return None if crowding else claims.due_in_s
 
     async def _deliver(self, hook: ClaimedHook, pool: httpcore2.AsyncConnectionPool) -> None:
-        spec = hook.job.spec
         try:
             status, retry_in_s = await self._try(hook, pool)
+            self._services.metrics.jobs.deliveries[_OUTCOMES[status],] += 1
             await self._end(hook, status, retry_in_s)
         except asyncio.CancelledError:
             await run_shielded(self._end(hook, HookStatus.WAITING, 0.0))
             raise
         except Exception:  # whatever it is, the other webhooks go on; this one is due again
-            _log.exception("webhook of %s: try %d failed", spec.id, hook.attempt)
+            _log.exception("webhook of %s: try %d failed", hook.id, hook.attempt)
         finally:
-            self._sending[spec.tenant] -= 1
+            self._sending[hook.tenant] -= 1
             self._sending += Counter()  # drops zeros
             self._wake.set()
 
     async def _try(self, hook: ClaimedHook, pool: httpcore2.AsyncConnectionPool) -> tuple[HookStatus, float]:
-        spec = hook.job.spec
         try:
-            self._destinations.check_url(spec.webhook)
+            self._destinations.check_url(hook.url)
             async with asyncio.timeout(_TOTAL_S):
                 answer = await self._post(hook, pool)
         except DestinationRefused as error:
-            _log.warning("webhook of %s: refused: %s", spec.id, error)
+            _log.warning("webhook of %s: refused: %s", hook.id, error)
             return HookStatus.FAILED, 0.0
         except (TimeoutError, OSError, httpcore2.NetworkError, httpcore2.TimeoutException) as error:
             reason = f"{type(error).__name__} {error}".strip()
@@ -121,17 +126,17 @@ class HookSender:
                 return HookStatus.FAILED, 0.0
             reason = f"status {answer}"
         if hook.attempt > len(self._retries_s):
-            _log.warning("webhook of %s: given up after %d tries: %s", spec.id, hook.attempt, reason)
+            _log.warning("webhook of %s: given up after %d tries: %s", hook.id, hook.attempt, reason)
             return HookStatus.FAILED, 0.0
         retry_in_s = self._retries_s[hook.attempt - 1] * self._rng.uniform(0.8, 1.2)
-        _log.info("webhook of %s: %s, again in %.0f s", spec.id, reason, retry_in_s)
+        _log.info("webhook of %s: %s, again in %.0f s", hook.id, reason, retry_in_s)
         return HookStatus.WAITING, retry_in_s
 
     async def _post(self, hook: ClaimedHook, pool: httpcore2.AsyncConnectionPool) -> int:
         """Send the message; return the status of the answer. Redirects are not followed."""
-        settings, spec = self._services.settings, hook.job.spec
-        message_id, body = hook_message(hook.job)
-        secrets = [tenant_secret(secret, spec.tenant) for secret in settings.secrets]
+        settings = self._services.settings
+        message_id, body = hook_message(hook.subject)
+        secrets = [tenant_secret(secret, hook.tenant) for secret in settings.secrets]
         headers = {
             "content-type": "application/json",
             "user-agent": "Hypercast",
@@ -142,7 +147,7 @@ class HookSender:
         }
         nbytes = 0
         async with pool.stream(
-            "POST", spec.webhook, headers=list(headers.items()), content=body, extensions=extensions
+            "POST", hook.url, headers=list(headers.items()), content=body, extensions=extensions
         ) as answer:
             status: int = answer.status
             async for chunk in answer.aiter_stream():
@@ -154,6 +159,4 @@ class HookSender:
     async def _end(self, hook: ClaimedHook, status: HookStatus, retry_in_s: float) -> None:
         with suppress(TimeoutError, RegistryError):  # then it is due again when its lease is over
             async with asyncio.timeout(_RETURN_TIMEOUT_S):
-                await self._services.state.end_hook(
-                    hook.job.spec.id, hook.attempt, status, retry_in_s=retry_in_s
-                )
+                await self._services.state.end_hook(hook.id, hook.attempt, status, retry_in_s=retry_in_s)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.schemas.jobs import Prediction, PredictionUrls
+from gateway.schemas.jobs import Prediction, PredictionEntry, PredictionUrls
 from registry.records.job import Job, JobStatus
 
 _STATUS: dict[JobStatus, Literal["starting", "processing", "succeeded", "failed", "canceled"]] = {
@@ -17,7 +17,6 @@ _STATUS: dict[JobStatus, Literal["starting", "processing", "succeeded", "failed"
     JobStatus.FAILED: "failed",
     JobStatus.CANCELLED: "canceled",
 }
-_EVENT = "prediction.completed"
 
 
 def prediction_job_id(tenant: str, name: str) -> str:
@@ -27,27 +26,32 @@ def prediction_job_id(tenant: str, name: str) -> str:
 
 def prediction_of(job: Job) -> Prediction:
     """Return what the client sees of a job."""
+    entry = entry_of(job)
+    is_good = job.status is JobStatus.SUCCEEDED and job.result
+    return Prediction(
+        input=msgspec.Raw(job.body),
+        output=msgspec.Raw(job.result) if is_good else None,
+        **{name: getattr(entry, name) for name in PredictionEntry.__struct_fields__},
+    )
+
+
+def entry_of(job: Job) -> PredictionEntry:
+    """Return what a list has of a job: all but its input and output."""
     spec, outcome, status = job.spec, job.outcome, job.status
     ended = outcome if outcome is not None and status.is_final else None
-    output: Any = None
     error: dict[str, Any] | None = None
-    if ended is not None and job.result:
-        if status is JobStatus.SUCCEEDED:
-            output = msgspec.Raw(job.result)
-        else:
-            error = msgspec.json.decode(job.result, type=dict[str, Any])["error"]
+    if ended is not None and job.result and status is not JobStatus.SUCCEEDED:
+        error = msgspec.json.decode(job.result, type=dict[str, Any])["error"]
     metrics = {}
     if ended is not None:
         metrics["total_time"] = round(max(0.0, ended.ended_at - spec.created_at), 3)
         if ended.started_at:
             metrics["predict_time"] = round(max(0.0, ended.ended_at - ended.started_at), 3)
-    return Prediction(
+    return PredictionEntry(
         id=spec.name,
         model=spec.model,
         version=ended.version if ended is not None and ended.version else None,
         status=_STATUS[status],
-        input=msgspec.Raw(job.body),
-        output=output,
         error=error,
         request_id=spec.request_id,
         created_at=iso_time(spec.created_at),
@@ -58,13 +62,6 @@ def prediction_of(job: Job) -> Prediction:
         metrics=metrics,
         urls=PredictionUrls(get=f"/predictions/{spec.name}", cancel=f"/predictions/{spec.name}/cancel"),
     )
-
-
-def hook_message(job: Job) -> tuple[str, bytes]:
-    """Return the id and the body of the message that reports the end of a job."""
-    prediction = prediction_of(job)
-    message = {"type": _EVENT, "timestamp": prediction.completed_at, "data": prediction}
-    return f"msg_{job.spec.request_id}", msgspec.json.encode(message)
 
 
 def iso_time(at: float) -> str:

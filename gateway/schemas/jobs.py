@@ -37,8 +37,8 @@ class PredictionUrls(msgspec.Struct, frozen=True, kw_only=True):
     cancel: str
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """A prediction as it is now. `error` has the fields of an error's envelope; `request_id` names its bill.
+class PredictionEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction in a list. `error` has the fields of an error's envelope; `request_id` names its bill.
 
     Times are ISO 8601 in UTC. `webhook_status` is `waiting`, `delivered` or `failed`.
     """
@@ -47,8 +47,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     version: int | None
     status: Literal["starting", "processing", "succeeded", "failed", "canceled"]
-    input: Any
-    output: Any
     error: Object | None
     request_id: str
     created_at: str
@@ -58,6 +56,23 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     webhook_status: str | None
     metrics: dict[str, float]
     urls: PredictionUrls
+
+
+class Prediction(PredictionEntry, frozen=True, kw_only=True):
+    """A prediction as it is now."""
+
+    input: Any
+    output: Any
+
+
+class PredictionList(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions, the latest first."""
+
+    data: list[PredictionEntry]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
 
 
 class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +111,14 @@ class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CreateBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of calls to run within a day."""
+    """A file of calls to run within a day. `webhook` gets the batch when it has ended."""
 
     input_file_id: FileId
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
+    webhook: Url | None = None
+    webhook_events_filter: WebhookEvents | None = None
 
 
 class BatchError(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +140,7 @@ class BatchRequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch, in the form of OpenAI's API. Times are Unix seconds."""
+    """A batch, in the form of OpenAI's API, and its webhook. Times are Unix seconds."""
 
     id: str
     endpoint: str
@@ -144,6 +161,8 @@ class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_at: int | None
     request_counts: BatchRequestCounts
     metadata: dict[str, str] | None
+    webhook: str | None
+    webhook_status: str | None
     object: Literal["batch"] = "batch"
 
 

@@ -59,7 +59,7 @@ class GenerateFields(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     logit_bias: (
         Annotated[dict[ShortWords, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None

@@ -190,7 +190,7 @@ PREFER = StringParameter(
     note="`respond-async`: answer at once; `wait=N`: when it has ended, or after N seconds",
 )
 FILE_LIMIT = IntParameter(name="limit", min=1, max=10_000, default=10_000, note="most entries of the answer")
-BATCH_LIMIT = IntParameter(name="limit", min=1, max=100, default=20, note="most entries of the answer")
+PAGE_LIMIT = IntParameter(name="limit", min=1, max=100, default=20, note="most entries of the answer")
 AFTER = StringParameter(name="after", note="an id: the entries that follow it")
 ORDER = EnumParameter(name="order", choices=("asc", "desc"), note="by creation; the latest first by default")
 PURPOSE = StringParameter(name="purpose")

@@ -11,10 +11,9 @@ from registry.clock import Clock
 from registry.errors import NotFound
 from registry.keys import JOB_EVENTS_LENGTH
 from registry.records.batch import BatchCounts, BatchRecord, FilePart, FileRecord
+from registry.records.hook import ClaimedHook, EndedBatch, HookClaims
 from registry.records.job import (
-    ClaimedHook,
     ClaimedJob,
-    HookClaims,
     HookStatus,
     Job,
     JobBounds,
@@ -29,6 +28,7 @@ from registry.records.job import (
     LineResult,
     Submission,
 )
+from registry.records.job_counts import JobCounts
 from registry.records.usage import RequestRecord
 from registry.state import FileState, JobState
 
@@ -40,6 +40,7 @@ class _StoredJob:
     job: Job
     order: tuple[int, int]
     nbytes: int
+    queued_s: float
     lost: int = 0
     bill: RequestRecord | None = None
     keep_s: float = 0.0
@@ -84,6 +85,7 @@ class MemoryJobs(JobState, FileState):
         self._counts: dict[str, BatchCounts] = {}
         self._results: dict[str, list[LineResult]] = {}
         self._batch_expiry: dict[str, float] = {}
+        self._batch_tries: Counter[str] = Counter()
 
     # --- jobs
 
@@ -103,6 +105,40 @@ class MemoryJobs(JobState, FileState):
         if job_id not in self._jobs:
             raise NotFound(f"no job {job_id}")
         return self._jobs[job_id].job
+
+    async def predictions(
+        self, tenant: str, *, limit: int, after: str | None = None
+    ) -> tuple[list[Job], bool]:
+        own = [
+            stored
+            for stored in self._jobs.values()
+            if stored.job.spec.tenant == tenant and not stored.job.spec.batch
+        ]
+        own.sort(key=lambda stored: stored.order, reverse=True)
+        ids = [stored.job.spec.id for stored in own]
+        if after is not None and after not in ids:
+            raise NotFound(f"no job {after}")
+        first = 0 if after is None else ids.index(after) + 1
+        page = [
+            replace(
+                stored.job,
+                body=b"",
+                result=stored.job.result if stored.job.status is JobStatus.FAILED else b"",
+            )
+            for stored in own[first : first + limit]
+        ]
+        return page, first + limit < len(own)
+
+    async def job_counts(self) -> JobCounts:
+        jobs = self._jobs.values()
+        now = self._job_clock.monotonic_s()
+        waits = [now - stored.queued_s for stored in jobs if stored.job.status is JobStatus.QUEUED]
+        return JobCounts(
+            predictions=Counter(stored.job.status for stored in jobs if not stored.job.spec.batch),
+            lines=Counter(stored.job.status for stored in jobs if stored.job.spec.batch),
+            batches=Counter(batch.status for batch in self._batches.values()),
+            oldest_queued_s=max(waits, default=None),
+        )
 
     async def claim_jobs(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> JobClaims:
         now = self._job_clock.monotonic_s()
@@ -210,27 +246,40 @@ class MemoryJobs(JobState, FileState):
     async def claim_hooks(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> HookClaims:
         now = self._job_clock.monotonic_s()
         claimed: list[ClaimedHook] = []
-        for job_id in _due(self._hooks, now):
-            stored = self._jobs[job_id]
-            if len(claimed) >= limit or stored.job.spec.tenant in without:
+        for subject_id in _due(self._hooks, now):
+            stored, batch = self._jobs.get(subject_id), self._batches.get(subject_id)
+            if stored is not None:
+                hook = ClaimedHook(subject=stored.job, attempt=stored.tries + 1)
+            else:
+                assert batch is not None
+                ended = EndedBatch(record=batch, counts=self._counts[subject_id])
+                hook = ClaimedHook(subject=ended, attempt=self._batch_tries[subject_id] + 1)
+            if len(claimed) >= limit or hook.tenant in without:
                 continue
-            stored.tries += 1
-            self._hooks[job_id] = now + ttl_s
-            claimed.append(ClaimedHook(job=stored.job, attempt=stored.tries))
+            if stored is not None:
+                stored.tries += 1
+            else:
+                self._batch_tries[subject_id] += 1
+            self._hooks[subject_id] = now + ttl_s
+            claimed.append(hook)
         return HookClaims(hooks=tuple(claimed), due_in_s=_due_in(now, self._hooks))
 
     async def end_hook(
-        self, job_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
+        self, subject_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
     ) -> bool:
-        stored = self._jobs.get(job_id)
-        if stored is None or stored.tries != attempt or job_id not in self._hooks:
+        stored = self._jobs.get(subject_id)
+        tries = self._batch_tries[subject_id] if stored is None else stored.tries
+        if tries != attempt or subject_id not in self._hooks:
             return False
-        stored.job = replace(stored.job, hook=status)
-        if status is HookStatus.WAITING:
-            self._hooks[job_id] = self._job_clock.monotonic_s() + retry_in_s
+        if stored is not None:
+            stored.job = replace(stored.job, hook=status)
         else:
-            del self._hooks[job_id]
-        self._event(JobEventKind.HOOK, job_id)
+            self._counts[subject_id] = msgspec.structs.replace(self._counts[subject_id], hook=status)
+        if status is HookStatus.WAITING:
+            self._hooks[subject_id] = self._job_clock.monotonic_s() + retry_in_s
+        else:
+            del self._hooks[subject_id]
+        self._event(JobEventKind.HOOK, subject_id)
         return True
 
     async def watch_jobs(self) -> AsyncIterator[Sequence[JobEvent]]:
@@ -289,9 +338,12 @@ class MemoryJobs(JobState, FileState):
         files = [file.id for file in self._files.values() if file.expires_at <= now]
         for file_id in files:
             await self.delete_file(file_id)
-        batches = _due(self._batch_expiry, now)
+        due = _due(self._batch_expiry, now)
+        batches = [batch_id for batch_id in due if batch_id not in self._hooks]
         for batch_id in batches:
             del self._batch_expiry[batch_id]
+            self._counts.pop(batch_id, None)
+            del self._batch_tries[batch_id]
             self._usage.count("batches", self._batches.pop(batch_id).tenant, -1)
         return len(files) + len(batches)
 
@@ -302,6 +354,8 @@ class MemoryJobs(JobState, FileState):
         if full is not None:
             return full
         self._batches[record.id] = record
+        if record.webhook:
+            self._counts[record.id] = BatchCounts(hook=HookStatus.WAITING)
         self._usage.count("batches", record.tenant, 1)
         self._event(JobEventKind.BATCH, record.id)
         return Submission.QUEUED
@@ -358,6 +412,9 @@ class MemoryJobs(JobState, FileState):
         if after.status.is_final:
             self._results.pop(id_, None)
             self._batch_expiry[id_] = after.times.get(after.status, 0.0) + keep_s
+            if before.webhook:
+                self._hooks[id_] = self._job_clock.monotonic_s()
+                self._event(JobEventKind.HOOK, id_)
         self._event(JobEventKind.BATCH, id_)
         return Submission.QUEUED
 
@@ -374,7 +431,8 @@ class MemoryJobs(JobState, FileState):
         hook = HookStatus.WAITING if spec.webhook else None
         job = Job(spec=spec, body=body, status=JobStatus.QUEUED, hook=hook)
         nbytes = len(msgspec.json.encode(spec)) + len(body)
-        self._jobs[spec.id] = _StoredJob(job, (kind, self._ever), nbytes)
+        now = self._job_clock.monotonic_s()
+        self._jobs[spec.id] = _StoredJob(job, (kind, self._ever), nbytes, queued_s=now)
         self._usage.count("jobs", spec.tenant, 1)
         self._usage.count("bytes", spec.tenant, nbytes)
         self._take_turn(spec.tenant)

@@ -10,8 +10,10 @@
 - `fence`: the order of the holders of a lease
 - `function`: functions and their versions
 - `function_changes`: deploy, rollback and scaling as pure decisions
+- `hook`: webhooks to deliver
 - `instance`: instances and their life cycle
 - `job`: jobs, which run later, and their results
+- `job_counts`: how many jobs and batches there are
 - `live`: serving while a model is loading
 - `node`: nodes and their cached images
 - `quota`: rate limits, concurrency leases and spend limits

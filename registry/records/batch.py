@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from registry.records.job import HookStatus
+
 
 class FilePurpose(StrEnum):
     """What a file is for."""
@@ -80,7 +82,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A batch of a tenant. Times are Unix seconds.
 
     `queued` lines of `total` have become jobs, those up to byte `offset` of the input. `flushed` of their
-    results are in `output` and `errors`, parts of files; the others wait in the shared state.
+    results are in `output` and `errors`, parts of files; the others wait in the shared state. `webhook` is
+    where its end is reported.
     """
 
     id: str
@@ -103,15 +106,20 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     error_file: str = ""
     faults: tuple[BatchFault, ...] = ()
     times: dict[str, float] = {}  # by status: when it was reached
+    webhook: str = ""
 
 
 class BatchCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of a batch that have ended, and those whose results wait to be written."""
+    """What changes of a batch without its record: its lines that have ended, and its webhook.
+
+    Results of `waiting` lines wait to be written. `hook` is how the delivery of its webhook stands.
+    """
 
     completed: int = 0
     failed: int = 0
     waiting: int = 0
     waiting_bytes: int = 0
+    hook: HookStatus | None = None
 
     @property
     def ended(self) -> int:

@@ -179,22 +179,6 @@ class JobEvent:
     id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedHook:
-    """A webhook to deliver: its job, which has ended, and the number of this try, from 1."""
-
-    job: Job
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookClaims:
-    """The webhooks that were claimed; `due_in_s` as in JobClaims."""
-
-    hooks: tuple[ClaimedHook, ...]
-    due_in_s: float | None
-
-
 class LineResult(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a batch that has ended; `result` is JSON, empty without a response."""
 

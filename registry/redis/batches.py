@@ -9,7 +9,7 @@ from registry.errors import NotFound
 from registry.records.batch import BatchCounts, BatchRecord, FileRecord
 from registry.records.job import JobBounds, JobSpec, LineResult, Submission
 from registry.redis.connections import LuaScript
-from registry.redis.jobs import JOBS
+from registry.redis.jobs import JOBS, batch_counts
 from registry.redis.store import WRITE_WHEN_FULL, RedisStore
 
 _STEP = 100  # files and batches that one sweep removes
@@ -41,7 +41,7 @@ local function drop_file(id)
   redis.call('HDEL', FILES, id)
   redis.call('ZREM', FILES_OF .. file.tenant, id)
   count('files', file.tenant, -1)
-  count('file-bytes', file.tenant, -size(file))
+  count('file-bytes', file.tenant, 0 - size(file))  -- not -0, which is no integer to Redis
 end
 """
 )
@@ -68,22 +68,29 @@ _SWEEP = LuaScript(
     + """
 local files = redis.call('ZRANGEBYSCORE', FILES_BY_EXPIRY, '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
 for _, id in ipairs(files) do drop_file(id) end
-local batches = redis.call('ZRANGEBYSCORE', BATCHES_BY_EXPIRY, '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
-for _, id in ipairs(batches) do
-  redis.call('ZREM', BATCHES_BY_EXPIRY, id)
-  local raw = redis.call('HGET', BATCHES, id)
-  if raw then
-    local tenant = cjson.decode(raw).tenant
-    redis.call('HDEL', BATCHES, id)
-    redis.call('ZREM', BATCHES_OF .. tenant, id)
-    count('batches', tenant, -1)
+local removed = #files
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', BATCHES_BY_EXPIRY, '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
+  if redis.call('ZSCORE', HOOKS, id) then
+    redis.call('ZADD', BATCHES_BY_EXPIRY, ARGV[1] + 60, id)
+  else
+    redis.call('ZREM', BATCHES_BY_EXPIRY, id)
+    local raw = redis.call('HGET', BATCHES, id)
+    if raw then
+      local batch = cjson.decode(raw)
+      redis.call('HDEL', BATCHES, id)
+      redis.call('DEL', BATCH .. id)
+      redis.call('ZREM', BATCHES_OF .. batch.tenant, id)
+      count('batches', batch.tenant, -1)
+      shift('batch', batch.status or 'validating', nil)
+    end
+    removed = removed + 1
   end
 end
-return #files + #batches
+return removed
 """
 )
 
-# ARGV id tenant record created-at max-batches
+# ARGV id tenant record created-at max-batches webhook status
 _PUT_BATCH = LuaScript(
     _FILES
     + """
@@ -94,26 +101,29 @@ redis.call('HSET', BATCHES, ARGV[1], ARGV[3])
 redis.call('ZADD', BATCHES_OF .. ARGV[2], ARGV[4], ARGV[1])
 redis.call('SADD', OPEN, ARGV[1])
 count('batches', ARGV[2], 1)
+shift('batch', nil, ARGV[7])
+if ARGV[6] ~= '' then redis.call('HSET', BATCH .. ARGV[1], 'tenant', ARGV[2], 'hook', 'waiting') end
 event('batch', ARGV[1])
 return 'queued'
 """
 )
 
 # ARGV id tenant before after taken removed-at ("" while it is open) max-jobs max-bytes line-bytes
-#      number-of-files file* (job-id record body)*
+#      status-before status-after number-of-files file* (job-id record body)*
 _REPLACE = LuaScript(
     _FILES
     + """
-local id, tenant, taken, files = ARGV[1], ARGV[2], tonumber(ARGV[5]), tonumber(ARGV[10])
+local id, tenant, taken, files = ARGV[1], ARGV[2], tonumber(ARGV[5]), tonumber(ARGV[12])
 if redis.call('HGET', BATCHES, id) ~= ARGV[3] then return 'exists' end
-local lines = (#ARGV - 10 - files) / 3
+local lines = (#ARGV - 12 - files) / 3
 if lines > 0 then
   local full = beyond('jobs', tenant, lines, ARGV[7]) or beyond('bytes', tenant, ARGV[9], ARGV[8])
   if full then return full end
 end
 redis.call('HSET', BATCHES, id, ARGV[4])
-for i = 11, 10 + files do put_file(ARGV[i]) end
-for i = 11 + files, #ARGV, 3 do add(ARGV[i], tenant, ARGV[i + 1], ARGV[i + 2], '', id, 1) end
+shift('batch', ARGV[10], ARGV[11])
+for i = 13, 12 + files do put_file(ARGV[i]) end
+for i = 13 + files, #ARGV, 3 do add(ARGV[i], tenant, ARGV[i + 1], ARGV[i + 2], '', id, 1) end
 if lines > 0 then event('queued', id) end
 if taken > 0 then
   local bytes = 0
@@ -126,6 +136,10 @@ if ARGV[6] ~= '' then
   redis.call('SREM', OPEN, id)
   redis.call('ZADD', BATCHES_BY_EXPIRY, ARGV[6], id)
   redis.call('DEL', RESULTS .. id, LINES .. id)
+  if redis.call('HEXISTS', BATCH .. id, 'hook') == 1 then
+    redis.call('ZADD', HOOKS, text(now), id)
+    event('hook', id)
+  end
 end
 event('batch', id)
 return 'queued'
@@ -136,8 +150,8 @@ return 'queued'
 _READ = LuaScript(f"""
 local found = {{}}
 for i = 2, #ARGV do
-  local counts = redis.call('HMGET', ARGV[1] .. ARGV[i], 'completed', 'failed', 'waiting', 'waiting_bytes')
-  found[#found + 1] = {{redis.call('HGET', '{keys.BATCHES}', ARGV[i]), counts}}
+  local beside = redis.call('HGETALL', ARGV[1] .. ARGV[i])
+  found[#found + 1] = {{redis.call('HGET', '{keys.BATCHES}', ARGV[i]), beside}}
 end
 return found
 """)
@@ -183,7 +197,10 @@ class RedisBatches(RedisStore):
         outcome = await self._redis.script(
             _PUT_BATCH,
             [],
-            [record.id, record.tenant, encode(record), repr(record.created_at), batches],
+            [
+                *(record.id, record.tenant, encode(record), repr(record.created_at), batches),
+                *(record.webhook, record.status.value),
+            ],
             replicated=True,
         )
         return Submission(outcome.decode())
@@ -229,7 +246,7 @@ class RedisBatches(RedisStore):
             [
                 *(before.id, before.tenant, encode(before), encode(after), taken, removed_at),
                 *(bounds.jobs, bounds.job_bytes, sum(len(body) for _, body in lines)),
-                len(files),
+                *(before.status.value, after.status.value, len(files)),
                 *[encode(file) for file in files],
                 *jobs,
             ],
@@ -244,13 +261,8 @@ class RedisBatches(RedisStore):
         return [
             (
                 decode(BatchRecord, raw, keys.BATCHES),
-                BatchCounts(
-                    completed=int(counts[0] or 0),
-                    failed=int(counts[1] or 0),
-                    waiting=int(counts[2] or 0),
-                    waiting_bytes=int(counts[3] or 0),
-                ),
+                batch_counts(dict(zip(fields[::2], fields[1::2], strict=True))),
             )
-            for raw, counts in found
+            for raw, fields in found
             if raw is not None
         ]

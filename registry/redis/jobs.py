@@ -1,8 +1,9 @@
 """The queue of jobs in Redis: each change is one script.
 
 A job is a hash: `record` (JobSpec), `body`, `status`, `attempt`, `tenant`, `batch`, `order` (its place in the
-queue), `bytes` (of which its tenant has the account), `lost` (attempts that did not return), `started_at`,
-`outcome`, `result`, `bill`, `keep` (ms), `cancelling`, `hook` (status of its webhook), `tries` of that.
+queue), `queued_at` (ms), `bytes` (of which its tenant has the account), `lost` (attempts that did not
+return), `started_at`, `outcome`, `result`, `bill`, `keep` (ms), `cancelling`, `hook` (status of its webhook),
+`tries` of that.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -13,10 +14,10 @@ from redis.exceptions import ResponseError
 from registry import keys
 from registry.codec import decode, encode
 from registry.errors import NotFound, StateUnavailable
+from registry.records.batch import BatchCounts, BatchRecord, BatchStatus
+from registry.records.hook import ClaimedHook, EndedBatch, HookClaims
 from registry.records.job import (
-    ClaimedHook,
     ClaimedJob,
-    HookClaims,
     HookStatus,
     Job,
     JobBounds,
@@ -30,6 +31,7 @@ from registry.records.job import (
     LeaseRenewal,
     Submission,
 )
+from registry.records.job_counts import JobCounts
 from registry.records.usage import RequestRecord
 from registry.redis.connections import LuaScript
 from registry.redis.feed import BATCH, BLOCK_S
@@ -39,11 +41,14 @@ from registry.redis.store import WRITE_WHEN_FULL, RedisStore, redis_ttl_ms
 _STEP = 200
 _DUE_HOOKS = 1000  # webhooks that are due among which one script looks
 
-# The parts of all scripts. `enqueue` gives a tenant that had nothing to wait for the present turn. `close`
-# ends a job that has its outcome; what is kept of a line of a batch is its result, in the batch's list.
+# The parts of all scripts. `enqueue` gives a tenant that had nothing to wait for the present turn. `become`
+# alone changes the status of a job, so that the counts are right. `close` ends a job that has its outcome;
+# what is kept of a line of a batch is its result, in the batch's list.
 JOBS = f"""
 local JOB, QUEUE, TURNS = '{keys.JOB_PREFIX}', '{keys.JOB_QUEUE_PREFIX}', '{keys.JOB_TURNS}'
 local RUNNING, LATER, ENDED = '{keys.JOBS_RUNNING}', '{keys.JOBS_LATER}', '{keys.JOBS_ENDED}'
+local JOBS_OF, QUEUED = '{keys.JOBS_OF_PREFIX}', '{keys.JOBS_QUEUED}'
+local STATES = '{keys.JOB_STATES}'
 local HOOKS, USAGE, EVENTS = '{keys.JOB_HOOKS}', '{keys.JOB_USAGE}', '{keys.JOB_EVENTS}'
 local BATCH, RESULTS = '{keys.BATCH_PREFIX}', '{keys.BATCH_RESULTS_PREFIX}'
 local LINES = '{keys.BATCH_LINES_PREFIX}'
@@ -65,6 +70,24 @@ local function beyond(what, tenant, amount, limit)
   if (tonumber(used[1]) or 0) + amount > limit then return 'full' end
   if (tonumber(used[2]) or 0) + amount > limit / 2 then return 'tenant-full' end
 end
+local function shift(kind, from, to)
+  if from == to then return end
+  if from and redis.call('HINCRBY', STATES, kind .. ' ' .. from, -1) <= 0 then
+    redis.call('HDEL', STATES, kind .. ' ' .. from)
+  end
+  if to then redis.call('HINCRBY', STATES, kind .. ' ' .. to, 1) end
+end
+local function kind_of(batch) return batch == '' and 'prediction' or 'line' end
+local function become(id, status)
+  local job = redis.call('HMGET', JOB .. id, 'status', 'batch', 'queued_at')
+  shift(kind_of(job[2]), job[1], status)
+  redis.call('HSET', JOB .. id, 'status', status)
+  if status == 'queued' then
+    redis.call('ZADD', QUEUED, job[3], id)
+  else
+    redis.call('ZREM', QUEUED, id)
+  end
+end
 local function enqueue(id, tenant, order)
   redis.call('ZADD', QUEUE .. tenant, order, id)
   redis.call('ZADD', TURNS, 'NX', redis.call('HGET', USAGE, 'serial') or 0, tenant)
@@ -74,19 +97,27 @@ local function add(id, tenant, record, body, hook, batch, kind)
   local serial = redis.call('HINCRBY', USAGE, 'jobs-ever', 1)
   local order = text(kind * 1e14 + serial)
   local bytes = #record + #body
-  redis.call('HSET', JOB .. id, 'record', record, 'body', body, 'status', 'queued', 'attempt', 0,
-    'tenant', tenant, 'batch', batch, 'order', order, 'bytes', bytes)
+  redis.call('HSET', JOB .. id, 'record', record, 'body', body, 'attempt', 0, 'tenant', tenant,
+    'batch', batch, 'order', order, 'queued_at', text(now), 'bytes', bytes)
+  become(id, 'queued')
   if hook ~= '' then redis.call('HSET', JOB .. id, 'hook', 'waiting') end
-  if batch ~= '' then redis.call('SADD', LINES .. batch, id) end
+  if batch ~= '' then
+    redis.call('SADD', LINES .. batch, id)
+  else
+    redis.call('ZADD', JOBS_OF .. tenant, order, id)
+  end
   count('jobs', tenant, 1)
   count('bytes', tenant, bytes)
   enqueue(id, tenant, order)
 end
 local function forget(id)
-  local job = redis.call('HMGET', JOB .. id, 'tenant', 'bytes')
+  local job = redis.call('HMGET', JOB .. id, 'tenant', 'bytes', 'batch', 'status')
   if job[1] then
     count('jobs', job[1], -1)
     count('bytes', job[1], -job[2])
+    shift(kind_of(job[3]), job[4], nil)
+    redis.call('ZREM', QUEUED, id)
+    redis.call('ZREM', JOBS_OF .. job[1], id)
   end
   redis.call('DEL', JOB .. id)
 end
@@ -108,8 +139,7 @@ local function close(id)
     event('batch', job[2])
     return
   end
-  local status = cjson.decode(outcome).status
-  redis.call('HSET', JOB .. id, 'status', status)
+  become(id, cjson.decode(outcome).status)
   redis.call('HINCRBY', JOB .. id, 'bytes', #result)
   redis.call('HDEL', JOB .. id, 'bill')
   count('bytes', job[1], #result)
@@ -172,7 +202,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', RUNNING, '-inf', text(now), 'LIM
   if job[1] then
     if job[3] == 'running' then
       redis.call('HINCRBY', JOB .. id, 'lost', 1)
-      redis.call('HSET', JOB .. id, 'status', 'queued')
+      become(id, 'queued')
     end
     enqueue(id, job[1], job[2])
   end
@@ -193,7 +223,7 @@ while #claimed < tonumber(ARGV[1]) do
     local job = redis.call('HMGET', JOB .. id, 'record', 'body', 'lost', 'cancelling', 'bill', 'status')
     if job[1] then
       local attempt = redis.call('HINCRBY', JOB .. id, 'attempt', 1)
-      if job[6] == 'queued' then redis.call('HSET', JOB .. id, 'status', 'running') end
+      if job[6] == 'queued' then become(id, 'running') end
       redis.call('HSETNX', JOB .. id, 'started_at', string.format('%.3f', now / 1000))
       redis.call('ZADD', RUNNING, text(now + ARGV[2]), id)
       claimed[#claimed + 1] = {job[1], job[2], attempt, job[3] or '0', job[4] or '', job[5] or ''}
@@ -230,7 +260,7 @@ _REQUEUE = LuaScript(
 if not holds(ARGV[1], ARGV[2]) then return 0 end
 redis.call('ZREM', RUNNING, ARGV[1])
 local job = redis.call('HMGET', JOB .. ARGV[1], 'tenant', 'order', 'status')
-if job[3] == 'running' then redis.call('HSET', JOB .. ARGV[1], 'status', 'queued') end
+if job[3] == 'running' then become(ARGV[1], 'queued') end
 if tonumber(ARGV[3]) > 0 then
   redis.call('ZADD', LATER, text(now + ARGV[3]), ARGV[1])
 else
@@ -251,7 +281,8 @@ if job[2] ~= 'running' then return job[3] == ARGV[3] and 1 or 0 end
 if not redis.call('ZSCORE', RUNNING, ARGV[1]) then return 0 end
 redis.call('HSET', JOB .. ARGV[1], 'outcome', ARGV[3], 'result', ARGV[4], 'keep', ARGV[5])
 if ARGV[6] ~= '' then
-  redis.call('HSET', JOB .. ARGV[1], 'status', 'billing', 'bill', ARGV[6])
+  redis.call('HSET', JOB .. ARGV[1], 'bill', ARGV[6])
+  become(ARGV[1], 'billing')
 else
   close(ARGV[1])
 end
@@ -292,21 +323,29 @@ return redis.call('HGETALL', JOB .. id)
 """
 )
 
+# A webhook is of a job, or of a batch: which of them has the id.
+_HOOKS = f"""
+local BATCHES = '{keys.BATCHES}'
+local function home_of(id) return redis.call('EXISTS', JOB .. id) == 1 and JOB or BATCH end
+"""
+
 # ARGV limit ttl-ms step without*
 _CLAIM_HOOKS = LuaScript(
     WRITE_WHEN_FULL
     + JOBS
+    + _HOOKS
     + """
 local claimed, skipped = {}, {}
 for i = 4, #ARGV do skipped[ARGV[i]] = true end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', HOOKS, '-inf', text(now), 'LIMIT', 0, ARGV[3])) do
-  local tenant = redis.call('HGET', JOB .. id, 'tenant')
+  local home = home_of(id)
+  local tenant = redis.call('HGET', home .. id, 'tenant')
   if not tenant then
     redis.call('ZREM', HOOKS, id)
   elseif not skipped[tenant] and #claimed < tonumber(ARGV[1]) then
-    redis.call('HINCRBY', JOB .. id, 'tries', 1)
+    redis.call('HINCRBY', home .. id, 'tries', 1)
     redis.call('ZADD', HOOKS, text(now + ARGV[2]), id)
-    claimed[#claimed + 1] = redis.call('HGETALL', JOB .. id)
+    claimed[#claimed + 1] = {redis.call('HGETALL', home .. id), redis.call('HGET', BATCHES, id) or ''}
   end
 end
 return {claimed, due(HOOKS)}
@@ -317,10 +356,12 @@ return {claimed, due(HOOKS)}
 _END_HOOK = LuaScript(
     WRITE_WHEN_FULL
     + JOBS
+    + _HOOKS
     + """
-if redis.call('HGET', JOB .. ARGV[1], 'tries') ~= ARGV[2] then return 0 end
+local home = home_of(ARGV[1])
+if redis.call('HGET', home .. ARGV[1], 'tries') ~= ARGV[2] then return 0 end
 if not redis.call('ZSCORE', HOOKS, ARGV[1]) then return 0 end
-redis.call('HSET', JOB .. ARGV[1], 'hook', ARGV[3])
+redis.call('HSET', home .. ARGV[1], 'hook', ARGV[3])
 if ARGV[3] == 'waiting' then
   redis.call('ZADD', HOOKS, text(now + ARGV[4]), ARGV[1])
 else
@@ -328,6 +369,45 @@ else
 end
 event('hook', ARGV[1])
 return 1
+"""
+)
+
+# One more than the limit shows that there are more. ARGV tenant after limit
+_LIST = LuaScript(
+    JOBS
+    + """
+local first = 0
+if ARGV[2] ~= '' then
+  first = redis.call('ZREVRANK', JOBS_OF .. ARGV[1], ARGV[2])
+  if not first then return false end
+  first = first + 1
+end
+local found = {}
+for _, id in ipairs(redis.call('ZREVRANGE', JOBS_OF .. ARGV[1], first, first + ARGV[3])) do
+  local fields = {'body', ''}
+  local names = {'record', 'status', 'attempt', 'started_at', 'outcome', 'cancelling', 'hook'}
+  local values = redis.call('HMGET', JOB .. id, unpack(names))
+  if values[2] == 'failed' then
+    names[#names + 1] = 'result'
+    values[#values + 1] = redis.call('HGET', JOB .. id, 'result')
+  end
+  for i, name in ipairs(names) do
+    if values[i] then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = values[i]
+    end
+  end
+  found[#found + 1] = fields
+end
+return found
+"""
+)
+
+_COUNTS = LuaScript(
+    JOBS
+    + """
+local first = redis.call('ZRANGE', QUEUED, 0, 0, 'WITHSCORES')[2]
+return {redis.call('HGETALL', STATES), first and text(math.max(0, now - first)) or ''}
 """
 )
 
@@ -348,6 +428,27 @@ class RedisJobs(RedisStore):
 
     async def job(self, job_id: str) -> Job:
         return _job(job_id, await self._redis.call("HGETALL", keys.job(job_id)))
+
+    async def predictions(
+        self, tenant: str, *, limit: int, after: str | None = None
+    ) -> tuple[list[Job], bool]:
+        found = await self._redis.script(_LIST, [], [tenant, after or "", limit])
+        if found is None:
+            raise NotFound(f"no job {after}")
+        return [_job("", fields) for fields in found[:limit]], len(found) > limit
+
+    async def job_counts(self) -> JobCounts:
+        states, oldest_ms = await self._redis.script(_COUNTS, [], [])
+        by_kind: dict[str, dict[str, int]] = {}
+        for name, count in _fields(states).items():
+            kind, status = name.decode().split(" ")
+            by_kind.setdefault(kind, {})[status] = int(count)
+        return JobCounts(
+            predictions={JobStatus(of): count for of, count in by_kind.get("prediction", {}).items()},
+            lines={JobStatus(of): count for of, count in by_kind.get("line", {}).items()},
+            batches={BatchStatus(of): count for of, count in by_kind.get("batch", {}).items()},
+            oldest_queued_s=_seconds(oldest_ms),
+        )
 
     async def claim_jobs(self, limit: int, *, ttl_s: float, without: Sequence[str] = ()) -> JobClaims:
         claimed, due_ms = await self._redis.script(_CLAIM, [], [limit, redis_ttl_ms(ttl_s), _STEP, *without])
@@ -402,17 +503,18 @@ class RedisJobs(RedisStore):
             _CLAIM_HOOKS, [], [limit, redis_ttl_ms(ttl_s), _DUE_HOOKS, *without]
         )
         hooks = []
-        for found in claimed:
+        for found, batch in claimed:
             fields = _fields(found)
-            hooks.append(ClaimedHook(job=_job("", found), attempt=int(fields[b"tries"])))
+            subject = ended_batch(batch, fields) if batch else _job("", found)
+            hooks.append(ClaimedHook(subject=subject, attempt=int(fields[b"tries"])))
         return HookClaims(hooks=tuple(hooks), due_in_s=_seconds(due_ms))
 
     async def end_hook(
-        self, job_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
+        self, subject_id: str, attempt: int, status: HookStatus, *, retry_in_s: float = 0.0
     ) -> bool:
         return bool(
             await self._redis.script(
-                _END_HOOK, [], [job_id, attempt, status.value, max(0, round(retry_in_s * 1000))]
+                _END_HOOK, [], [subject_id, attempt, status.value, max(0, round(retry_in_s * 1000))]
             )
         )
 
@@ -471,6 +573,23 @@ def _job(job_id: str, found: Sequence[bytes]) -> Job:
         outcome=None if outcome is None else decode(JobOutcome, outcome, keys.JOB_PREFIX),
         result=fields.get(b"result", b""),
         cancelling=b"cancelling" in fields,
+        hook=None if hook is None else HookStatus(hook.decode()),
+    )
+
+
+def ended_batch(raw: bytes, fields: Fields) -> EndedBatch:
+    """Return a batch of its record and the hash beside it."""
+    return EndedBatch(record=decode(BatchRecord, raw, keys.BATCHES), counts=batch_counts(fields))
+
+
+def batch_counts(fields: Fields) -> BatchCounts:
+    """Return the counts of the hash beside a batch's record."""
+    hook = fields.get(b"hook")
+    return BatchCounts(
+        completed=int(fields.get(b"completed", 0)),
+        failed=int(fields.get(b"failed", 0)),
+        waiting=int(fields.get(b"waiting", 0)),
+        waiting_bytes=int(fields.get(b"waiting_bytes", 0)),
         hook=None if hook is None else HookStatus(hook.decode()),
     )
 

@@ -4,10 +4,12 @@ Starts a platform with slow links, gives it functions, tenants and load, and tak
 FOLDER those of the document, in FOLDER/all every page at both widths and in both colours.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
 
+import httpx2
 from PIL import Image
 
 from tests.browser.browser import WIDTHS, Console, console
@@ -25,6 +27,7 @@ PAGES = {
     "logs": f"functions/{_CODER}/logs",
     "settings": f"functions/{_CODER}/settings",
     "try": f"functions/{_CODER}/try",
+    "jobs": "jobs",
     "usage": "usage",
     "keys": "keys",
     "audit": "audit",
@@ -43,7 +46,24 @@ def fill(platform: Platform) -> list[str]:
             http.post("/admin/keys", json={"tenant": tenant, "name": name, **more}).json()["key"]
             for tenant, name, more in (("acme", "ci", {}), ("globex", "web shop", limits))
         ]
+        send_jobs(http)
+    platform.run("deploy", str(ROOT / "functions" / _CODER), "--no-traffic", "--dtype", "bfloat16")
+    platform.run("rollout", _CODER, "--to", "2", "--percent", "10", "--wait")
     return [platform.key, *made]
+
+
+def send_jobs(http: httpx2.Client) -> None:
+    """Send predictions, one of which fails, and a batch."""
+    for name, prompt in (("summary-1041", "def add("), ("summary-1042", "class P"), ("bad-input", 5)):
+        call = {"model": _CODER, "input": {"prompt": prompt, "max_tokens": 16}}
+        http.put(f"/predictions/{name}", json=call, timeout=120)
+    line = {"method": "POST", "url": "/v1/completions"}
+    body = {"model": _CODER, "prompt": "def ", "max_tokens": 400, "ignore_eos": True}
+    lines = [json.dumps({**line, "custom_id": str(index), "body": body}) for index in range(400)]
+    form = {"file": ("calls.jsonl", "\n".join(lines))}
+    file = http.post("/v1/files", files=form, data={"purpose": "batch"}).json()["id"]
+    batch = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    http.post("/v1/batches", json=batch)
 
 
 def save(page: Console, path: Path, width: int) -> None:

@@ -1,13 +1,17 @@
 """The console in a browser, on a real platform: deploy, a cast in progress, a stream, keys."""
 
+import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 
 from tests.browser.browser import WIDTHS, Console, console
 from tests.browser.load import calls_in_flight
@@ -20,7 +24,7 @@ const named = (one) => one.innerText?.trim() || one.ariaLabel || one.labels?.len
 const all = document.querySelectorAll('a, button, input, select, textarea, [role=img]');
 return [...all].filter((one) => !named(one)).map((one) => one.outerHTML);
 """
-PAGES = ("", "functions", "casts", "usage", "keys", "audit", "replay")
+PAGES = ("", "functions", "casts", "jobs", "usage", "keys", "audit", "replay")
 TABS = ("instances", "versions", "logs", "settings", "try")
 
 
@@ -173,8 +177,8 @@ def test_tenants_see_their_own(slow_links: Platform, page: Console, coder: str) 
             for role in ("deployer", "caller")
         }
     for role, pages in (
-        ("deployer", ["Overview", "Functions", "Casts", "Usage", "Keys"]),
-        ("caller", ["Overview", "Functions", "Usage", "Keys"]),
+        ("deployer", ["Overview", "Functions", "Casts", "Jobs", "Usage", "Keys"]),
+        ("caller", ["Overview", "Functions", "Jobs", "Usage", "Keys"]),
     ):
         page.click("button[aria-label='Sign out']")
         page.sign_in(keys[role])
@@ -188,6 +192,90 @@ def test_tenants_see_their_own(slow_links: Platform, page: Console, coder: str) 
     page.go("audit")
     page.find("[role=alert]")  # a caller may not see it
     page.faults()
+
+
+def test_a_version_is_rolled_out_and_promoted(slow_links: Platform, page: Console, tmp_path: Path) -> None:
+    echo = Path(shutil.copytree(ROOT / "functions" / "echo", tmp_path / "echo"))
+    slow_links.run("deploy", str(echo), "--name", "rolled")
+    with (echo / "handler.py").open("a") as handler:
+        handler.write("# The second version.\n")
+    slow_links.run("deploy", str(echo), "--name", "rolled", "--no-traffic")
+    page.go("functions/rolled/versions")
+    page.click("td button", "Roll out")
+    share = page.find("dialog input[name=percent]")
+    share.clear()
+    share.send_keys("60", Keys.ENTER)
+    page.find(".card-head .badge", "running")
+    with slow_links.http() as http:
+        for _ in range(20):
+            assert http.post("/functions/rolled/invoke", json={}).status_code == 200
+    page.until("its requests are shown", lambda: "0 (0.0 %)" in page.find(".card", "Rollout").text)
+    page.click("button", "Change share")
+    share = page.find("dialog input[name=percent]")
+    assert share.get_attribute("value") == "60"
+    share.clear()
+    share.send_keys("25", Keys.ENTER)
+    page.find(".card p", "25 % of the requests")
+    for width in WIDTHS:
+        page.resize(width)
+        assert page.cut() == [], width
+    page.click("button", "Promote")
+    page.click("dialog button", "Promote")
+    page.find(".card-head .badge", "promoted")
+    page.until("version 2 is current", lambda: "current" in page.find("tbody tr", "2").text)
+    slow_links.run("delete", "rolled", "--yes")
+
+
+def test_jobs_are_listed_shown_and_cancelled(slow_links: Platform, page: Console, coder: str) -> None:
+    def line(number: int) -> str:
+        body = {"model": coder, "prompt": "def ", "max_tokens": 400, "ignore_eos": True}
+        call = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        return json.dumps(call) + "\n"
+
+    page.go("jobs")
+    page.find("h1", "Jobs")
+    with slow_links.http() as http:
+        call = {"model": coder, "input": {"prompt": "def add(", "max_tokens": 4}}
+        assert http.put("/predictions/of-the-browser", json=call).status_code in (200, 202)
+        page.until("it has ended", lambda: "succeeded" in page.find("tr", "of-the-browser").text)
+        page.click("button.link", "of-the-browser")
+        page.find("dialog pre[aria-label=Output]", "completion_tokens")
+        page.click("dialog button.primary", "Close")
+        content = "".join(map(line, range(400)))
+        form = {"file": ("calls.jsonl", content)}
+        file = http.post("/v1/files", files=form, data={"purpose": "batch"}).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = http.post("/v1/batches", json=asked).json()["id"]
+    page.click("button", "Batches")
+    page.until("it is in progress", lambda: "of 400 calls" in page.find("tr", batch).text)
+    page.click(f"button[aria-label='Cancel {batch}']")
+    page.click("dialog button.danger", "Cancel the job")
+    page.until("it is cancelled", lambda: "cancelled" in page.find("tr", batch).text)
+    assert page.texts("td strong") == ["/v1/completions"]
+
+
+def test_usage_is_exported_with_the_key(
+    slow_links: Platform, page: Console, coder: str, tmp_path: Path
+) -> None:
+    page.driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
+    )
+    with slow_links.http() as http:
+        body = {"model": coder, "prompt": "def add(", "max_tokens": 4}
+        assert http.post("/v1/completions", json=body).status_code == 200
+    page.go("usage")
+    page.click("button", "Export")
+    page.click("dialog button", "Download")
+    focus = page.until("it is downloaded", lambda: next(tmp_path.glob("hypercast-focus-*.csv"), None))
+    page.until("it is whole", lambda: "\n" in focus.read_text())
+    assert "BilledCost" in focus.read_text().split("\n")[0]
+    page.until("the dialog is closed", lambda: not page.texts("dialog"))
+    page.click("button", "Export")
+    Select(page.find("dialog select")).select_by_value("openmeter")
+    page.click("dialog button", "Download")
+    events = page.until("it is downloaded", lambda: next(tmp_path.glob("hypercast-openmeter-*.jsonl"), None))
+    page.until("it is whole", lambda: "\n" in events.read_text())
+    assert json.loads(events.read_text().split("\n")[0])["specversion"] == "1.0"
 
 
 def test_every_page_is_whole_in_both_widths_and_colours(page: Console, coder: str) -> None:

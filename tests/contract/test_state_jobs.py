@@ -10,9 +10,11 @@ import pytest
 
 from registry.errors import NotFound
 from registry.records.batch import BatchCounts, BatchRecord, BatchStatus, FilePart, FilePurpose, FileRecord
+from registry.records.hook import EndedBatch
 from registry.records.job import (
     ClaimedJob,
     HookStatus,
+    Job,
     JobBounds,
     JobEvent,
     JobEventKind,
@@ -22,6 +24,7 @@ from registry.records.job import (
     JobStatus,
     Submission,
 )
+from registry.records.job_counts import JobCounts
 from registry.redis.state import RedisState
 from registry.state import State
 from tests.fixtures.patience import PATIENCE_S
@@ -219,7 +222,9 @@ async def test_a_webhook_is_due_until_it_is_delivered_or_given_up(state: State) 
     (ran,) = await claim(state)
     await state.finish_job(ran.lease, GOOD, b"1", keep_s=KEEP_S)
     (first,) = (await state.claim_hooks(5, ttl_s=SHORT_S)).hooks
-    assert (first.attempt, first.job.result, first.job.status) == (1, b"1", JobStatus.SUCCEEDED)
+    assert isinstance(first.subject, Job) and (first.id, first.tenant) == ("a", "acme")
+    assert (first.attempt, first.subject.result) == (1, b"1")
+    assert first.subject.status is JobStatus.SUCCEEDED
     async with asyncio.timeout(PATIENCE_S):  # its gateway died
         while not (claims := await state.claim_hooks(5, ttl_s=TTL_S)).hooks:
             await until_due(claims.due_in_s)
@@ -240,8 +245,92 @@ async def test_webhooks_of_tenants_with_enough_are_passed_over(state: State) -> 
     for job in await claim(state, 2):
         await state.finish_job(job.lease, GOOD, b"1", keep_s=KEEP_S)
     claims = await state.claim_hooks(5, ttl_s=TTL_S, without=["acme"])
-    assert [hook.job.spec.id for hook in claims.hooks] == ["x"]
-    assert [hook.job.spec.id for hook in (await state.claim_hooks(1, ttl_s=TTL_S)).hooks] == ["a"]
+    assert [hook.id for hook in claims.hooks] == ["x"]
+    assert [hook.id for hook in (await state.claim_hooks(1, ttl_s=TTL_S)).hooks] == ["a"]
+
+
+async def test_predictions_are_listed_by_tenant_the_latest_first(state: State) -> None:
+    await state.put_batch(batch(), batches=100)
+    await submit(state, "a0", "a1", "a2")
+    await submit(state, "x0", tenant="beta")
+    await state.replace_batch(batch(), running(1), lines=[(spec("l0", batch="b0"), b"{}")])
+    first, more = await state.predictions("acme", limit=2)
+    assert ([job.spec.id for job in first], more) == (["a2", "a1"], True)
+    rest, more = await state.predictions("acme", limit=2, after="a1")
+    assert ([job.spec.id for job in rest], more) == (["a0"], False)
+    assert await state.predictions("nobody", limit=2) == ([], False)
+    for unknown in ("x0", "l0", "none"):
+        with pytest.raises(NotFound):
+            await state.predictions("acme", limit=2, after=unknown)
+    one, two = await claim(state, 2)
+    assert {one.spec.id, two.spec.id} == {"a0", "x0"}
+    await state.finish_job(one.lease, BAD, b'{"error":{}}', keep_s=SHORT_S)
+    await state.finish_job(two.lease, GOOD, b'{"n":1}', keep_s=SHORT_S)
+    listed = (await state.predictions("acme", limit=9))[0] + (await state.predictions("beta", limit=9))[0]
+    shown = {job.spec.id: (job.status, job.body, job.result) for job in listed}
+    assert shown["a0"] == (JobStatus.FAILED, b"", b'{"error":{}}')
+    assert shown["x0"] == (JobStatus.SUCCEEDED, b"", b"")
+    async with asyncio.timeout(PATIENCE_S):  # what is removed is in no list
+        while (await state.predictions("beta", limit=9))[0]:
+            claims = await state.claim_jobs(0, ttl_s=TTL_S)
+            if claims.due_in_s is not None:
+                await until_due(claims.due_in_s)
+
+
+async def test_jobs_and_batches_are_counted_by_status(state: State) -> None:
+    assert await state.job_counts() == JobCounts()
+    await submit(state, "a0", "a1")
+    await state.put_batch(batch(), batches=100)
+    await state.put_batch(batch("b1", webhook="https://example.com/hook"), batches=100)
+    lines = [(spec("l0", batch="b0"), b"{}")]
+    await state.replace_batch(batch(), running(1), lines=lines)
+    counts = await state.job_counts()
+    assert (counts.predictions, counts.lines) == ({JobStatus.QUEUED: 2}, {JobStatus.QUEUED: 1})
+    assert counts.batches == {BatchStatus.VALIDATING: 1, BatchStatus.IN_PROGRESS: 1}
+    assert counts.oldest_queued_s is not None and 0 <= counts.oldest_queued_s < PATIENCE_S
+    first, second, line = await claim(state, 3)
+    await state.finish_job(first.lease, GOOD, b"1", keep_s=KEEP_S, bill=bill("req-a0"))
+    await state.requeue_job(second.lease, delay_s=60)
+    await state.finish_job(line.lease, GOOD, b"1", keep_s=KEEP_S)
+    counts = await state.job_counts()
+    assert counts.predictions == {JobStatus.QUEUED: 1, JobStatus.BILLING: 1} and not counts.lines
+    await state.settle_job(first.lease, keep_s=SHORT_S)
+    await state.cancel_job("a1", STOPPED, b"", keep_s=SHORT_S)
+    counts = await state.job_counts()
+    assert counts.predictions == {JobStatus.SUCCEEDED: 1, JobStatus.CANCELLED: 1}
+    assert counts.oldest_queued_s is None
+    async with asyncio.timeout(PATIENCE_S):
+        while (counts := await state.job_counts()).predictions:
+            claims = await state.claim_jobs(1, ttl_s=TTL_S)
+            if claims.due_in_s is not None:
+                await until_due(claims.due_in_s)
+    over = batch("b1", webhook="https://example.com/hook")
+    ended = msgspec.structs.replace(over, status=BatchStatus.FAILED, times={BatchStatus.FAILED: NOW})
+    await state.replace_batch(over, ended, keep_s=10)
+    assert (await state.job_counts()).batches == {BatchStatus.IN_PROGRESS: 1, BatchStatus.FAILED: 1}
+
+
+async def test_a_batch_reports_its_end_and_is_kept_until_it_has(state: State) -> None:
+    made = batch(webhook="https://example.com/hook")
+    await state.put_batch(made, batches=10)
+    assert (await state.batch("b0"))[1].hook is HookStatus.WAITING
+    assert (await state.claim_hooks(5, ttl_s=TTL_S)).hooks == ()
+    ended = msgspec.structs.replace(made, status=BatchStatus.FAILED, times={BatchStatus.FAILED: NOW})
+    await state.replace_batch(made, ended, keep_s=10)
+    (first,) = (await state.claim_hooks(5, ttl_s=TTL_S)).hooks
+    assert (first.id, first.tenant, first.url, first.attempt) == ("b0", "acme", made.webhook, 1)
+    assert isinstance(first.subject, EndedBatch) and first.subject.record == ended
+    assert (await state.claim_hooks(5, ttl_s=TTL_S)).hooks == ()
+    assert await state.end_hook("b0", 1, HookStatus.WAITING, retry_in_s=0.0)
+    (second,) = (await state.claim_hooks(5, ttl_s=TTL_S)).hooks
+    assert not await state.end_hook("b0", 1, HookStatus.DELIVERED)
+    assert await state.sweep_files(NOW + 20) == 0 and (await state.batch("b0"))[0] == ended
+    assert await state.end_hook("b0", second.attempt, HookStatus.DELIVERED)
+    assert (await state.batch("b0"))[1].hook is HookStatus.DELIVERED
+    assert await state.sweep_files(NOW + 3600) == 1
+    with pytest.raises(NotFound):
+        await state.batch("b0")
+    assert (await state.job_counts()).batches == {}
 
 
 async def test_watchers_see_what_happens(state: State) -> None:
@@ -295,6 +384,15 @@ async def test_files_belong_to_a_tenant_and_end(state: State) -> None:
     assert await state.files("beta") == []
     assert await state.file_digests() == frozenset()
     assert await state.put_file(file("f4"), files=2, file_bytes=200) is Submission.QUEUED
+
+
+async def test_an_empty_file_is_deleted_and_swept_as_others_are(state: State) -> None:
+    for name in ("f0", "f1"):
+        await state.put_file(msgspec.structs.replace(file(name), parts=()), files=100, file_bytes=100)
+    await state.delete_file("f0")
+    assert [one.id for one in await state.files("acme")] == ["f1"]
+    assert await state.sweep_files(NOW + 100) == 1
+    assert await state.files("acme") == []
 
 
 def batch(name: str = "b0", tenant: str = "acme", **changes: Any) -> BatchRecord:
@@ -395,5 +493,5 @@ async def test_jobs_survive_a_kill_of_redis(tmp_path: Any) -> None:
         assert (await state.job("a")).status is JobStatus.BILLING
         assert await state.settle_job(ran.lease, keep_s=KEEP_S)
         assert await names(state, 5) == ["b"]
-        assert [hook.job.spec.id for hook in (await state.claim_hooks(5, ttl_s=TTL_S)).hooks] == ["a"]
+        assert [hook.id for hook in (await state.claim_hooks(5, ttl_s=TTL_S)).hooks] == ["a"]
         assert replace(await state.job("a"), hook=None).status is JobStatus.SUCCEEDED

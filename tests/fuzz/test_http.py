@@ -69,6 +69,9 @@ class Fuzzed:
     caller_key: str
     spare_key: str
     served: list[str]
+    predictions: list[str]
+    files: list[str]
+    batches: list[str]
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
 
 
@@ -103,9 +106,33 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Fuz
             caller_key=caller["key"],
             spare_key=spare["id"],
             served=["req-unknown"],
+            **made_jobs(platform, caller["key"]),
         )
     finally:
         platform.down()
+
+
+def made_jobs(platform: Platform, key: str) -> dict[str, list[str]]:
+    """Make predictions, files and batches of the caller; return their ids."""
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions"}
+    valid = json.dumps({**line, "body": {"model": "coder", "prompt": "x", "max_tokens": 2}}).encode()
+    with platform.http() as http:
+        http.headers["authorization"] = f"Bearer {key}"
+
+        def made(method: str, path: str, **options: Any) -> str:
+            answer = http.request(method, path, headers={"prefer": "respond-async"}, **options)
+            assert answer.status_code in (200, 202), answer.text
+            return str(answer.json()["id"])
+
+        files = [
+            made("POST", "/v1/files", files={"file": ("f", content)}, data={"purpose": "batch"})
+            for content in (valid, b"nonsense", valid * 2)
+        ]
+        asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        batches = [made("POST", "/v1/batches", json={**asked, "input_file_id": file}) for file in files]
+        call = {"model": "echo", "input": {}}
+        predictions = [made("PUT", f"/predictions/fuzzed-{index}", json=call) for index in range(3)]
+    return {"predictions": predictions, "files": files, "batches": batches}
 
 
 IDS = st.lists(st.integers(0, 90), min_size=1, max_size=8)
@@ -140,6 +167,50 @@ PROTOCOLS = {
 }
 # What bounds a generation: without it the run would be one of long ones.
 MOST_TOKENS = {"/messages": "max_tokens", "/responses": "max_output_tokens"}
+
+
+PREFERENCES = ("respond-async", "wait=1", "wait=0, handling=lenient", "wait=-1", "")
+MOST_KNOWN = 20  # ids of each kind that later requests may have
+
+
+def aim_jobs(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
+    """Let some requests for jobs and quotes name what there is, and calls that make sense."""
+    parts, body = case.path_parameters or {}, case.body
+    for part, known in (
+        ("prediction", fuzzed.predictions),
+        ("file", fuzzed.files),
+        ("batch", fuzzed.batches),
+    ):
+        if part in parts and known and draw(st.booleans()):
+            parts[part] = draw(st.sampled_from(known))
+    if case.query and case.query.get("after") and draw(st.booleans()):
+        case.query["after"] = draw(st.sampled_from([*fuzzed.predictions, *fuzzed.files, *fuzzed.batches]))
+    if case.operation.path.startswith(("/predictions", "/v1/batches")):
+        case.headers = {**(case.headers or {}), "prefer": draw(st.sampled_from(PREFERENCES))}
+    if case.operation.path == "/v1/quote" and draw(st.booleans()):
+        function = draw(st.sampled_from(sorted(SENSE)))
+        field_name, values = SENSE[function]
+        case.body = {"model": function, field_name: draw(values)}
+    if isinstance(body, dict) and "input_file_id" in body and draw(st.booleans()):
+        body["input_file_id"] = draw(st.sampled_from(fuzzed.files))
+        body["endpoint"] = "/v1/completions"
+    if isinstance(body, dict) and isinstance(body.get("input"), dict) and draw(st.booleans()):
+        function = draw(st.sampled_from(sorted(SENSE)))
+        field_name, values = SENSE[function]
+        body["model"], body["input"] = function, {field_name: draw(values), "max_tokens": 2}
+
+
+def note_jobs(path: str, status: int, answer: bytes, fuzzed: Fuzzed) -> None:
+    """Keep the ids of some predictions, files and batches that were made, for later requests."""
+    for prefix, known in (
+        ("/predictions", fuzzed.predictions),
+        ("/v1/files", fuzzed.files),
+        ("/v1/batches", fuzzed.batches),
+    ):
+        if path.startswith(prefix) and not path.endswith("/content") and status in (200, 202):
+            found = json.loads(answer)
+            if isinstance(found, dict) and isinstance(found.get("id"), str) and len(known) < MOST_KNOWN:
+                known.append(found["id"])
 
 
 def aim_body(case: Any, draw: Any, function: Any) -> None:
@@ -193,6 +264,7 @@ def aim(case: Any, draw: Any, fuzzed: Fuzzed) -> None:
         if isinstance(case.body, dict) and operation.path.startswith(("/v1/", "/functions/")):
             aim_body(case, draw, parts.get("function") or case.body.get("model"))
     aim_protocol(case, draw)
+    aim_jobs(case, draw, fuzzed)
     if operation.method == "delete" and parts.get("name") in (*CALLED, *SPARE):
         parts["name"] = DOOMED[0]
     if case.query and "follow" in case.query:
@@ -235,6 +307,7 @@ def test_no_request_breaks_it(fuzzed: Fuzzed, operation: Operation[Handlers], mo
             timeout=TIMEOUT_S,
         )
         fuzzed.answers[f"{operation.method} {operation.path}", response.status_code] += 1
+        note_jobs(operation.path, response.status_code, response.content, fuzzed)
         if response.status_code == 200 and operation.calls:
             fuzzed.served.append(response.headers["x-request-id"][0])
         case.validate_response(response, checks=CHECKS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -108,6 +109,47 @@ async def test_a_call_is_accepted_at_once_and_read_later() -> None:
         held.go.set()
         assert (await ended(http, body["id"]))["output"] == {"n": 1}
         assert len(await bills(gw)) == 1
+
+
+async def test_a_tenant_lists_its_own_without_input_and_output() -> None:
+    async with serving() as (gw, http):
+        for index in range(3):
+            put = await http.put(f"/predictions/p{index}", json=call())
+            assert put.status_code == 200
+        first = (await http.get("/predictions", params={"limit": 2})).json()
+        assert [one["id"] for one in first["data"]] == ["p2", "p1"] and first["has_more"]
+        assert first["last_id"] == "p1" and first["data"][0]["status"] == "succeeded"
+        assert not {"input", "output"} & first["data"][0].keys()
+        rest = (await http.get("/predictions", params={"after": "p1"})).json()
+        assert [one["id"] for one in rest["data"]] == ["p0"] and not rest["has_more"]
+        refused = await http.get("/predictions", params={"after": "nothing"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, "after")
+        async with gw.http() as other:
+            assert (await other.get("/predictions")).json()["data"] == []
+
+
+async def test_what_waits_is_counted_in_the_metrics() -> None:
+    held = Held()
+    async with serving(held, at_once=1) as (gw, http), gw.http() as operator:
+
+        async def metrics() -> str:
+            return (await operator.get("/metrics")).text
+
+        for name in ("a", "b"):
+            await http.put(f"/predictions/{name}", json=call(), headers=ASYNC)
+        async with asyncio.timeout(PATIENCE_S):
+            while 'state="running"} 1.0' not in await metrics():
+                await http.get("/predictions/a", headers={"prefer": "wait=1"})
+        text = await metrics()
+        assert 'hypercast_jobs{kind="prediction",state="queued"} 1.0' in text
+        assert 'hypercast_batches{state="validating"} 0.0' in text
+        (oldest,) = re.findall(r"\nhypercast_oldest_queued_job_seconds (\S+)", text)
+        assert 0 <= float(oldest) < PATIENCE_S
+        held.go.set()
+        await ended(http, "b")
+        text = await metrics()
+        assert 'hypercast_jobs{kind="prediction",state="succeeded"} 2.0' in text
+        assert "hypercast_oldest_queued_job_seconds 0.0" in text
 
 
 async def test_the_wait_for_a_result_is_bounded_by_the_client() -> None:

@@ -37,6 +37,16 @@ async def test_a_grammar_reaches_the_node_with_its_tokenizer(fields: dict[str, o
         assert (free.grammar, free.tokenizer) == ("", "")
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-3, 101])
+async def test_a_penalty_by_which_logits_would_overflow_is_refused(penalty: float) -> None:
+    async with gateway() as gw:
+        await gw.add_function("coder", tokenizer=byte_tokenizer())
+        with pytest.raises(openai.BadRequestError, match="repetition_penalty"):
+            await gw.openai().completions.create(
+                model="coder", prompt="x", extra_body={"repetition_penalty": penalty}
+            )
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [

@@ -4,6 +4,7 @@ import asyncio
 import base64
 from typing import Any
 
+import openai
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
@@ -12,19 +13,23 @@ from gateway.jobs.signatures import secret_text, signed_headers, tenant_secret
 from registry.errors import InvalidRecord
 from tests.fixtures.gateway_http import Gateway
 from tests.fixtures.hooks import hook_receiver
+from tests.http.test_batches import jsonl, line
+from tests.http.test_batches import serving as batches
 from tests.http.test_predictions import call, serving
 
 LOOPBACK: dict[str, Any] = {"hook_allow": ("127.0.0.0/8",), "hook_retries_s": (0.001, 0.001, 0.001)}
 
 
-async def hook_status(gw: Gateway, name: str, wanted: str, http: Any) -> dict[str, Any]:
-    """Return a prediction once its webhook has a status; an event wakes this."""
+async def hook_status(
+    gw: Gateway, name: str, wanted: str, http: Any, folder: str = "/predictions"
+) -> dict[str, Any]:
+    """Return a prediction, or a batch, once its webhook has a status; an event wakes this."""
 
     news = asyncio.Event()
     with gw.services.job_events.listening(lambda _: news.set()):
         while True:
             news.clear()
-            found: dict[str, Any] = (await http.get(f"/predictions/{name}")).json()
+            found: dict[str, Any] = (await http.get(f"{folder}/{name}")).json()
             if found["webhook_status"] == wanted:
                 return found
             await news.wait()
@@ -48,6 +53,47 @@ async def test_the_end_of_a_prediction_is_delivered_and_signed() -> None:
             assert (await other.get("/webhooks/secret")).json()["secret"] != secret
         shown = await hook_status(gw, posted["id"], "delivered", http)
         assert shown["webhook"] == receiver.url
+
+
+@pytest.mark.parametrize("valid", [True, False])
+async def test_the_end_of_a_batch_is_delivered_and_signed(valid: bool) -> None:
+    lines = jsonl(line("1")) if valid else b"nonsense"
+    async with hook_receiver() as receiver, batches(**LOOPBACK) as (gw, client):
+        file = await client.files.create(file=("calls.jsonl", lines), purpose="batch")
+        made = await client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/completions",
+            completion_window="24h",
+            extra_body={"webhook": receiver.url},
+        )
+        answers = iter((500, 204))
+        receiver.answer = lambda _: next(answers)
+        await receiver.until(lambda: len(receiver.received) == 2)
+        assert len({hook.headers["webhook-id"] for hook in receiver.received}) == 1
+        async with gw.http(client.api_key) as http:
+            secret = (await http.get("/webhooks/secret")).json()["secret"]
+            shown = await hook_status(gw, made.id, "delivered", http, "/v1/batches")
+            metrics = (await http.get("/metrics")).text
+        message = Webhook(secret).verify(receiver.received[1].body, receiver.received[1].headers)
+        status = "completed" if valid else "failed"
+        assert message["type"] == f"batch.{status}" and message["data"]["id"] == made.id
+        assert message["data"]["output_file_id"] == shown["output_file_id"]
+        assert (message["data"]["webhook"], shown["status"]) == (receiver.url, status)
+        for outcome, count in (("delivered", 1), ("retried", 1), ("failed", 0)):
+            assert f'hypercast_webhook_deliveries_total{{outcome="{outcome}"}} {count}.0' in metrics
+
+
+async def test_a_batch_whose_webhook_has_no_way_is_refused() -> None:
+    async with batches() as (_, client):
+        file = await client.files.create(file=("calls.jsonl", jsonl(line("1"))), purpose="batch")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.batches.create(
+                input_file_id=file.id,
+                endpoint="/v1/completions",
+                completion_window="24h",
+                extra_body={"webhook": "https://10.0.0.1/hook"},
+            )
+        assert refused.value.param == "webhook"
 
 
 async def test_a_delivery_that_fails_is_tried_again_with_the_same_id() -> None:

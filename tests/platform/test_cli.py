@@ -122,6 +122,19 @@ def test_ctrl_c_during_a_stream_frees_the_sequence(platform: Platform, tiny: str
     assert record["status"] == "cancelled" and record["completion_tokens"] < 500
 
 
+def test_ctrl_c_ends_the_wait_for_a_job_which_runs_on(platform: Platform, tiny: str) -> None:
+    body = json.dumps(json.loads(ENDLESS) | {"stream": False})
+    with started(platform, "predict", tiny, "-d", body, "--id", "ctrl-c", "--wait") as process:
+        assert process.stderr is not None and "ctrl-c: " in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130 and "hypercast jobs show ctrl-c" in said and "Traceback" not in said
+    assert platform.json("jobs", "show", "ctrl-c")["status"] in ("starting", "processing")
+    platform.run("jobs", "cancel", "ctrl-c")
+    ended = platform.run("jobs", "wait", "ctrl-c", "-o", "json", check=False)
+    assert ended.returncode == 1 and json.loads(ended.stdout)["status"] == "canceled"
+
+
 def test_ctrl_c_ends_the_log_quietly(platform: Platform, tiny: str) -> None:
     platform.run("scale", tiny, "--instances", "1")
     with started(platform, "logs", tiny, "-f") as process:

@@ -4,6 +4,7 @@ import { AuditPage } from "./audit.js";
 import { CastsPage } from "./casts.js";
 import { FunctionPage } from "./function.js";
 import { FunctionsPage } from "./functions.js";
+import { JobsPage } from "./jobs.js";
 import { KeysPage } from "./keys.js";
 import { html, render, useEffect, useState } from "./lib.js";
 import { OverviewPage } from "./overview.js";
@@ -21,6 +22,7 @@ const PAGES = [
   { path: "", name: "Overview", icon: "overview", page: OverviewPage },
   { path: "functions", name: "Functions", icon: "functions", page: FunctionsPage },
   { path: "casts", name: "Casts", icon: "casts", needs: "read-functions", page: CastsPage },
+  { path: "jobs", name: "Jobs", icon: "jobs", needs: "call", page: JobsPage },
   { path: "usage", name: "Usage", icon: "usage", needs: "read-usage", page: UsagePage },
   { path: "keys", name: "Keys", icon: "keys", page: KeysPage },
   { path: "audit", name: "Audit", icon: "audit", needs: "admin", page: AuditPage },

@@ -61,11 +61,84 @@ function Summary({ name, shown }) {
   </dl>`;
 }
 
+const STATES = { starting: "info", running: "info", promoted: "good", rolled_back: "bad", aborted: "warn" };
+
+// The last rollout; while it is in progress with what its versions serve, as of some two seconds ago.
+function Rollout({ shown, mayManage, onChanged }) {
+  const path = `admin/functions/${encodeURIComponent(shown.name)}/rollout`;
+  const { frames } = useCluster(2000);
+  const { plan, stable, state: before, reason, since } = shown.rollout;
+  const isOpen = ["starting", "running"].includes(before);
+  const { data, error, again } = useLoaded((signal) => (mayManage ? get(path, { signal }) : Promise.resolve(null)), [shown.rollout.id, before, isOpen && frames]);
+  const [dialog, setDialog] = useState(null);
+  const now = data ?? { candidate: plan.candidate, stable, percent: plan.percent, shadow_percent: plan.shadow_percent, state: before, reason, since, ready: null, traffic: [] };
+  const active = ["starting", "running"].includes(now.state);
+  useEffect(() => {
+    if (data && data.state !== before) onChanged();
+  }, [data?.state]);
+  const end = (action) => async () => {
+    await send("POST", `${path}/${action}`);
+    onChanged();
+    again();
+  };
+  const actions = mayManage && active && html`
+    <button class="small" onClick=${() => setDialog("share")}>Change share</button>
+    <button class="small" onClick=${() => setDialog("promote")}>Promote</button>
+    <button class="small danger-text" onClick=${() => setDialog("abort")}>Roll back</button>`;
+  return html`<${Card} title="Rollout" extra=${html`<${Badge} tone=${STATES[now.state]}>${now.state.replace("_", " ")}<//>${actions}`}>
+    <${Notice} error=${error} />
+    <p>Version ${now.candidate} beside ${now.stable}${active ? html`: ${now.percent} % of the requests${now.shadow_percent ? `, copies of ${now.shadow_percent} % of the others` : ""}` : ""} <span class="muted">since ${ago(now.since)}</span>${now.ready !== null && active ? html` <span class="muted">· ${now.ready} ready</span>` : ""}</p>
+    ${active && html`<${Meter} value=${now.percent} max=${100} label=${`${now.percent} % of the requests go to version ${now.candidate}`} />`}
+    ${now.reason && html`<p>${now.reason}</p>`}
+    ${now.traffic.length > 0 &&
+    html`<${Table}
+      caption=${`Versions in the rollout of ${shown.name}`}
+      rows=${now.traffic}
+      keyOf=${(row) => row.version}
+      columns=${[
+        { label: "Version", cell: (row) => html`<strong>${row.version}</strong> <span class="muted">${row.version === now.candidate ? "candidate" : "stable"}</span>` },
+        { label: "Requests", num: true, cell: (row) => row.requests },
+        { label: "Ended", num: true, cell: (row) => row.ended },
+        { label: "Errors", num: true, cell: (row) => (row.ended ? `${row.errors} (${((100 * row.errors) / row.ended).toFixed(1)} %)` : "–") },
+        { label: "Time to first token", num: true, cell: (row) => ms(row.ttft_ms) },
+      ]}
+    />
+    <p class="muted">Of the last ${duration(now.limits.window_s)}. Rolled back by itself at ${100 * now.limits.max_error_rate}\u00a0% more errors, or ${now.limits.max_ttft_ratio} times the time to the first token.</p>`}
+    ${dialog === "share" && html`<${Share} name=${shown.name} to=${now.candidate} percent=${now.percent} onClose=${() => setDialog(null)} onChanged=${() => { onChanged(); again(); }} />`}
+    ${dialog === "promote" &&
+    html`<${Dialog} title=${`Make version ${now.candidate} current?`} submit="Promote" onClose=${() => setDialog(null)} onSubmit=${end("promote")}>
+      <p>All requests go to version ${now.candidate}; those in flight end on the version that they have.</p>
+    <//>`}
+    ${dialog === "abort" &&
+    html`<${Dialog} title="Roll back?" submit="Roll back" danger=${true} onClose=${() => setDialog(null)} onSubmit=${end("abort")}>
+      <p>All requests go to version ${now.stable} again; those in flight end on the version that they have.</p>
+    <//>`}
+  <//>`;
+}
+
+// The share of a version in a rollout, which begins with it.
+function Share({ name, to, percent, onClose, onChanged }) {
+  return html`<${Dialog}
+    title=${`Roll out version ${to}`}
+    submit="Set share"
+    onClose=${onClose}
+    onSubmit=${async (form) => {
+      await send("POST", `admin/functions/${encodeURIComponent(name)}/rollout`, { to, percent: Number(form.percent) });
+      onChanged();
+    }}
+  >
+    <p>The share goes to it once it has a ready instance. It is rolled back by itself if more of its requests fail, or if its first tokens take longer.</p>
+    <${Field} label="Percent of the requests"><input name="percent" type="number" min="0" max="100" step="any" required defaultValue=${percent} /><//>
+  <//>`;
+}
+
 function Versions({ shown, mayManage, onChanged }) {
   const [back, setBack] = useState(null);
+  const [to, setTo] = useState(null);
   const rows = [...(shown.history ?? [shown.current])].sort((a, b) => b.version - a.version);
   const rollout = ["starting", "running"].includes(shown.rollout?.state) ? shown.rollout : null;
-  return html`<${Card} title="Versions">
+  return html`${shown.rollout && html`<${Rollout} shown=${shown} mayManage=${mayManage} onChanged=${onChanged} />`}
+  <${Card} title="Versions">
     <${Table}
       caption="Versions"
       rows=${rows}
@@ -77,7 +150,7 @@ function Versions({ shown, mayManage, onChanged }) {
         { label: "Model", cell: (row) => html`${row.architecture || row.task}<span class="muted">${row.dtype ? ` ${row.dtype}` : ""}</span>` },
         { label: "Engine", cell: (row) => row.engine },
         { label: "Image", wide: true, cell: (row) => (row.image ? html`<code title=${row.image}>${row.image.slice(0, 12)}</code> ${bytes(row.image_bytes)}` : "–") },
-        ...(mayManage ? [{ label: "", num: true, cell: (row) => row.version !== shown.current.version && html`<button class="small" onClick=${() => setBack(row.version)}>Make current</button>` }] : []),
+        ...(mayManage ? [{ label: "", num: true, cell: (row) => row.version !== shown.current.version && html`<span class="row-actions">${!rollout && html`<button class="small" onClick=${() => setTo(row.version)}>Roll out</button>`}<button class="small" onClick=${() => setBack(row.version)}>Make current</button></span>` }] : []),
       ]}
     />
     ${back !== null &&
@@ -92,6 +165,7 @@ function Versions({ shown, mayManage, onChanged }) {
     >
       <p>New requests go to version ${back}; those in flight end on the version that they have.</p>
     <//>`}
+    ${to !== null && html`<${Share} name=${shown.name} to=${to} percent=${10} onClose=${() => setTo(null)} onChanged=${onChanged} />`}
   <//>`;
 }
 

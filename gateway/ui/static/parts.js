@@ -5,6 +5,7 @@ const PATHS = {
   overview: "M3 12h5v8H3zM10 4h5v16h-5zM17 9h5v11h-5z",
   functions: "M4 5h16v5H4zM4 14h16v5H4zM7 7.5h.01M7 16.5h.01",
   casts: "M5 12h4M9 12c5 0 4-6 9-6M9 12h9M9 12c5 0 4 6 9 6",
+  jobs: "M4 6h12M4 12h8M4 18h6M18 11.500v4l2.500 1.500M18 10a5 5 0 1 0 0 10 5 5 0 0 0 0-10z",
   usage: "M12 3v18M16.5 7c-1-1.3-2.6-2-4.5-2-2.5 0-4.5 1.300-4.5 3.400 0 4.700 9.500 2.300 9.500 7 0 2.200-2.200 3.600-5 3.600-2.300 0-4.100-.8-5-2.300",
   keys: "M14.500 9.500a4.500 4.500 0 1 1-3.200-4.300M11 12l9 9M17 18l2.500-2.500",
   audit: "M6 3h9l4 4v14H6zM9 11h7M9 15h7M9 7h3",
@@ -202,7 +203,7 @@ export function Copy({ text, label = "Copy" }) {
     setDone(true);
     setTimeout(() => setDone(false), 1500);
   };
-  return html`<button class="small" onClick=${copy}>${done ? "Copied" : label}</button>`;
+  return html`<button type="button" class="small" onClick=${copy}>${done ? "Copied" : label}</button>`;
 }
 
 export function Code({ text, label }) {

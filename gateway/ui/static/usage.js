@@ -3,7 +3,7 @@ import { download, get, query } from "./api.js";
 import { Bars } from "./charts.js";
 import { count, money, ms } from "./format.js";
 import { html, useState } from "./lib.js";
-import { Card, Empty, Notice, Page, Stat, Table, useLoaded } from "./parts.js";
+import { Card, Dialog, Empty, Field, Notice, Page, Stat, Table, useLoaded } from "./parts.js";
 
 const DAY = 86_400;
 const SPANS = [
@@ -11,6 +11,12 @@ const SPANS = [
   { id: "7", label: "7 days", days: 7 },
   { id: "30", label: "30 days", days: 30 },
   { id: "90", label: "90 days", days: 90 },
+];
+const FORMS = [
+  { id: "sums", label: "Sums as on this page (CSV)" },
+  { id: "focus", label: "FOCUS 1.2 (CSV)", ending: "csv" },
+  { id: "openmeter", label: "OpenMeter, CloudEvents (JSON lines)", ending: "jsonl" },
+  { id: "lago", label: "Lago events (JSON lines)", ending: "jsonl" },
 ];
 const GROUPS = [
   { id: "function", label: "Function" },
@@ -35,6 +41,34 @@ function Days({ since, until, filters, currency }) {
   return html`<${Bars} label="Cost by day" rows=${rows} format=${(value) => money(value, currency)} />`;
 }
 
+// Days are UTC, both included.
+function Export({ first, sums, filters, onClose }) {
+  const [form, setForm] = useState("focus");
+  const submit = async (fields) => {
+    const since = Date.parse(fields.first) / 1000;
+    const until = Date.parse(fields.last) / 1000 + DAY;
+    if (!(since < until)) throw new Error("The last day is before the first one.");
+    const { ending } = FORMS.find((one) => one.id === form);
+    const name = `hypercast-${form === "sums" ? "usage" : form}-${fields.first}-${fields.last}.${ending ?? "csv"}`;
+    const path = form === "sums" ? "admin/usage/report" : "admin/usage/export";
+    const more = form === "sums" ? { by: sums, format: "csv" } : { format: form };
+    await download(`${path}${query({ ...more, since, until, ...filters })}`, name);
+  };
+  const of = [filters.function, filters.tenant].filter(Boolean).join(", ");
+  return html`<${Dialog} title="Export" submit="Download" onClose=${onClose} onSubmit=${submit}>
+    <p>From the ledger, to the nano. What is exported twice has the same ids.${of && ` Only of ${of}.`}</p>
+    <${Field} label="Form">
+      <select name="form" onChange=${(event) => setForm(event.target.value)}>
+        ${FORMS.map((one) => html`<option value=${one.id} selected=${one.id === form}>${one.label}</option>`)}
+      </select>
+    <//>
+    <div class="fields">
+      <${Field} label="First day (UTC)"><input name="first" type="date" required defaultValue=${dayOf(first)} /><//>
+      <${Field} label="Last day (UTC)"><input name="last" type="date" required defaultValue=${dayOf(today())} /><//>
+    </div>
+  <//>`;
+}
+
 export function UsagePage({ me }) {
   const seesAll = me.rights.includes("all-tenants");
   const [span, setSpan] = useState("7");
@@ -44,26 +78,19 @@ export function UsagePage({ me }) {
   const since = today() - (days - 1) * DAY;
   const fields = { by: by.join(","), since, ...filters };
   const { data, error, busy } = useLoaded((signal) => get(`admin/usage/report${query(fields)}`, { signal }), [fields.by, since, filters.function, filters.tenant]);
-  const [exporting, setExporting] = useState(null);
+  const [exporting, setExporting] = useState(false);
   const rows = [...(data?.rows ?? [])].sort((a, b) => (by.includes("day") ? a.day.localeCompare(b.day) : 0) || b.cost_nanos - a.cost_nanos);
   const currency = data?.currency ?? me.currency;
   const groups = GROUPS.filter((one) => seesAll || one.id !== "tenant");
   const toggle = (id) => setBy((before) => (before.includes(id) ? (before.length > 1 ? before.filter((one) => one !== id) : before) : [...before, id]));
-  const save = async () => {
-    setExporting(null);
-    try {
-      await download(`admin/usage/report${query({ ...fields, format: "csv" })}`, `hypercast-usage-${dayOf(since)}.csv`);
-    } catch (found) {
-      setExporting(found);
-    }
-  };
   const filter = (event) => {
     event.preventDefault();
     const form = Object.fromEntries(new FormData(event.currentTarget));
     setFilters({ function: form.function.trim(), tenant: (form.tenant ?? "").trim() });
   };
-  return html`<${Page} title="Usage and cost" intro="From the ledger; days are UTC." actions=${html`<button onClick=${save} disabled=${!rows.length}>Export CSV</button>`}>
-    <${Notice} error=${error ?? exporting} />
+  return html`<${Page} title="Usage and cost" intro="From the ledger; days are UTC." actions=${html`<button onClick=${() => setExporting(true)}>Export</button>`}>
+    <${Notice} error=${error} />
+    ${exporting && html`<${Export} first=${since} sums=${fields.by} filters=${filters} onClose=${() => setExporting(false)} />`}
     <form class="filters" onSubmit=${filter}>
       <div class="choices" role="group" aria-label="Period">
         ${SPANS.map((one) => html`<button type="button" aria-pressed=${one.id === span} onClick=${() => setSpan(one.id)}>${one.label}</button>`)}

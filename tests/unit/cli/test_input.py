@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cli.call_input import wrong_input
 from cli.commands.deploy import default_name
-from cli.commands.invoke import wrong_input
 from cli.errors import CliError, UsageError
 from cli.group import cli
 from cli.supervise.settings import settle
