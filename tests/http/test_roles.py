@@ -33,6 +33,7 @@ MATRIX = {
     "GET /v1/models/{model}": "adc",
     "POST /functions/{function}/invoke": "adc",
     "POST /predictions": "adc",
+    "GET /predictions": "adc",
     "GET /predictions/{prediction}": "adc",
     "PUT /predictions/{prediction}": "adc",
     "POST /predictions/{prediction}/cancel": "adc",

@@ -20,7 +20,7 @@ NAME = "large"
 WIDTH = 384  # 63 MB
 LAYERS = 8
 # Prompts by how many tokens each asks for.
-PROMPTS = {40: (5, 6, 7), 80: tuple(range(100, 140)), 120: (9,) * 12, 160: (1000, 3, 77)}
+PROMPTS = {40: (5, 6, 7), 56: tuple(range(100, 140)), 72: (9,) * 12, 96: (1000, 3, 77)}
 KILLS = int(os.environ.get("HYPERCAST_GROUP_KILLS", "20"))  # of `make soak`
 
 Expected = Callable[[str], dict[int, list[int]]]
