@@ -366,6 +366,22 @@ def test_errors_of_tensors(
             tensors.infer(minilm, inputs, outputs=outputs, headers=bearer(platform))
 
 
+def test_a_client_that_gives_up_on_tensors_pays_for_what_it_used(platform: Platform, minilm: str) -> None:
+    """Its HTTP client has no cancel: it closes the connection after its time."""
+    texts = np.array([b"a long text of many words " * 40] * 64, dtype=np.object_)
+    given = triton.InferInput("text", [64], "BYTES")
+    given.set_data_from_numpy(texts)
+    address = platform.url.removeprefix("http://")
+    with triton.InferenceServerClient(url=address, network_timeout=0.05) as hasty, pytest.raises(OSError):
+        hasty.infer(minilm, [given], headers=bearer(platform))
+
+    def cancelled() -> int:
+        rows = platform.get(f"/admin/usage/report?by=status&function={minilm}")["rows"]
+        return sum(row["requests"] for row in rows if row["status"] == "cancelled")
+
+    assert platform.until("the request has its record", cancelled) == 1
+
+
 def test_rerank(platform: Platform, client: OpenAI, minilm: str) -> None:
     query = "How does a model reach many nodes?"
     documents = ["A recipe for soup.", {"text": "Models are sent to nodes by multicast."}, "Cats sleep."]
