@@ -119,6 +119,7 @@ class RequestExecution(OpenCall):
     _pipeline = ""  # name of the pipeline that runs it now
     _kv: KvLocation | None = None  # of its KV cache, where it was handed off
     _kv_at = ""  # the only instance that can have that, once it fetches it; "" for any
+    _prefetching: asyncio.Task[None] | None = None  # asks a decode instance to fetch that
     _moving: asyncio.Task[None] | None = None  # asks for the move to a decode instance
     _outputs_before = 0  # outputs of earlier tries
     _forwarded: ForwardedChunk | None = None  # the latest, which has the tokens so far
@@ -266,8 +267,8 @@ class RequestExecution(OpenCall):
             opened.cancel()
 
     def _reroute(self, outcome: ReplicaOutcome, *, failover: bool) -> None:
-        if self._moving is not None:  # sent after the call, a request to prefetch would take its K and V away
-            self._moving.cancel()
+        if self._prefetching is not None and not self._kv_at:
+            self._prefetching.cancel()  # not sent yet: sent after the call, it would take its K and V away
         self._failed_over = self._failed_over or self.outputs > 0
         self._state, self._shown = _State.QUEUED, None
         self._router.reroute(self._queued, outcome, failover=failover, has_kv=self._kv is not None)
@@ -415,7 +416,7 @@ class RequestExecution(OpenCall):
         if instance is not None and client is not None and isinstance(work, Generate):
             tokens = len(work.prompt_ids) + len(work.generated_ids) + len(self._token_ids)
             request = PrefetchKv(instance_id=instance.instance_id, kv=kv, tokens=tokens)
-            self._moving = asyncio.create_task(self._prefetched(client, request))
+            self._prefetching = asyncio.create_task(self._prefetched(client, request))
 
     async def _prefetched(self, client: NodeClient, request: PrefetchKv) -> None:
         self._kv_at = request.instance_id  # from when the request is sent: K and V can be fetched once
