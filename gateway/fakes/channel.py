@@ -22,6 +22,7 @@ class Latch:
         self._open = asyncio.Event()
         self._open.set()
         self._arrived = asyncio.Event()
+        self.yields = True  # what passes it while it is open lets other tasks run
         self.waiting = 0
 
     def open(self) -> None:
@@ -43,7 +44,7 @@ class Latch:
                 await self._open.wait()
             finally:
                 self.waiting -= 1
-        else:
+        elif self.yields:
             await asyncio.sleep(0)
 
 

@@ -19,16 +19,19 @@ def close_soon(transport: asyncio.WriteTransport) -> None:
     asyncio.get_running_loop().call_later(LINGER_S, abort, transport)
 
 
-def abort_when_received(transport: asyncio.WriteTransport, checks: int = _MAX_CHECKS) -> None:
-    """End the TLS of a closing connection within LINGER_S of the receipt of all that was sent, however long.
+def abort_when_received(
+    transport: asyncio.WriteTransport, checks: int = _MAX_CHECKS, *, linger_s: float = LINGER_S
+) -> None:
+    """End the TLS of a closing connection within `linger_s` of the receipt of all that was sent.
 
     Does nothing without TLS, of which nothing waits for the peer.
     """
     if checks and transport.get_extra_info("ssl_object") is not None:
-        asyncio.get_running_loop().call_later(LINGER_S, _abort_if_received, transport, checks - 1)
+        loop = asyncio.get_running_loop()
+        loop.call_later(linger_s, _abort_if_received, transport, checks - 1, linger_s)
 
 
-def _abort_if_received(transport: asyncio.WriteTransport, checks: int) -> None:
+def _abort_if_received(transport: asyncio.WriteTransport, checks: int, linger_s: float) -> None:
     connection = transport.get_extra_info("socket")  # None once it is closed
     descriptor = -1 if connection is None else connection.fileno()
     if descriptor < 0:
@@ -38,7 +41,7 @@ def _abort_if_received(transport: asyncio.WriteTransport, checks: int) -> None:
     except OSError:  # closed
         return
     if unreceived or transport.get_write_buffer_size():
-        abort_when_received(transport, checks)
+        abort_when_received(transport, checks, linger_s=linger_s)
     else:
         abort(transport)
 

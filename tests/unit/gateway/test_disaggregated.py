@@ -129,14 +129,11 @@ async def test_a_call_goes_where_its_kv_cache_is_fetched_while_its_prompt_runs()
         assert repr(cluster.control.dispatcher.slots) == "<Slots {}>"
 
 
-async def test_nothing_is_prefetched_once_the_call_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_prefetched_once_the_call_is_there() -> None:
     """K and V can be fetched once: the call would wait for what its own prefetch has."""
-
-    async def at_once() -> None: ...
-
     async with open_cluster(2) as cluster:
         version, _ = await disaggregated(cluster, n0=PREFILL, n1=DECODE)
-        monkeypatch.setattr(cluster.nodes["n0"].token, "through", at_once)  # all replies come together
+        cluster.nodes["n0"].token.yields = False  # all replies come together
         answer = await ask(cluster.control, make_call(version, tokens=6))
         assert answer.ids == tokens_after((1, 2, 3), 6)
         (decode,) = asked(cluster, "n1")

@@ -4,9 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from rdmacast.aio import closing
+from rdmacast.aio.closing import abort_when_received
 from rdmacast.protocol.tls import TlsFiles, load_client, load_https
 from tests.fixtures.loops import on_both_loops
 from tests.fixtures.patience import PATIENCE_S
@@ -17,9 +15,8 @@ _LINGER_S = 0.1
 
 @on_both_loops
 async def test_a_connection_that_is_closed_when_its_time_comes_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(closing, "LINGER_S", _LINGER_S)
     loop, files, failed = asyncio.get_running_loop(), issue(tmp_path), list[dict[str, Any]]()
     loop.set_exception_handler(lambda _, context: failed.append(context))
     done = asyncio.Event()
@@ -27,7 +24,7 @@ async def test_a_connection_that_is_closed_when_its_time_comes_is_left_alone(
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
         writer.close()
-        closing.abort_when_received(writer.transport)
+        abort_when_received(writer.transport, linger_s=_LINGER_S)
         loop.call_later(2 * _LINGER_S, done.set)
 
     tls = load_https(TlsFiles(cert=files.cert, key=files.key))
