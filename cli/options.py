@@ -116,6 +116,19 @@ def output_option(command: F) -> F:
     return _output_option(FORMATS)(command)
 
 
+def text_option(json_help: str) -> Callable[[F], F]:
+    """Add `-o` for commands that print text, or JSON, which `json_help` describes."""
+    return click.option(
+        "-o",
+        "--output",
+        "form",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help=f"json: {json_help}.",
+    )
+
+
 def watch_option(command: F) -> F:
     """Add `--watch`; where it is given, refuse the formats of programs."""
 

@@ -11,7 +11,7 @@ from cli.call_input import call_body, call_options, wrong_input
 from cli.client import Client, segment, server_events
 from cli.completion import function_names
 from cli.errors import CliError, UsageError
-from cli.options import SECONDS, client_options
+from cli.options import SECONDS, client_options, text_option
 from cli.output import emit_record, write
 from cli.progress import StageLine, note
 from cli.tables import Row
@@ -36,15 +36,7 @@ _UNITS = {
 @click.option(
     "--timeout", type=SECONDS, default=600.0, show_default=True, help="Seconds to wait without a response."
 )
-@click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: the whole response (with --stream: one event per line).",
-)
+@text_option("the whole response (with --stream: one event per line)")
 @client_options
 def invoke_command(
     name: str,

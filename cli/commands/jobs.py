@@ -21,7 +21,7 @@ from cli.jobs import (
     path_of,
     wait_for,
 )
-from cli.options import SECONDS, client_options, output_option, watch_option
+from cli.options import SECONDS, client_options, output_option, text_option, watch_option
 from cli.output import emit_record, emit_rows, render
 from cli.progress import note
 from cli.refresh import REFRESH_S, Frame, redraw
@@ -146,15 +146,7 @@ def cancel(job_id: str, form: str, client: Client) -> None:
 @click.option(
     "--file", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file instead of stdout."
 )
-@click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: the whole output of a prediction.",
-)
+@text_option("the whole output of a prediction")
 @client_options
 def result(job_id: str, errors: bool, file: Path | None, form: str, client: Client) -> None:
     """Print the output of a prediction, or the lines of a batch's results.

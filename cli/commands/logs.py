@@ -6,7 +6,7 @@ import click
 
 from cli.client import Client, segment
 from cli.completion import function_names
-from cli.options import client_options
+from cli.options import client_options, text_option
 
 
 @click.command("logs")
@@ -21,15 +21,7 @@ from cli.options import client_options
     help="Number of recent lines of each node.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
-@click.option(
-    "-o",
-    "--output",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: one object per line, with `node` and `line`.",
-)
+@text_option("one object per line, with `node` and `line`")
 @client_options
 def logs_command(name: str, lines: int, follow: bool, form: str, client: Client) -> None:
     """Print the log of a function from all nodes: starts, phases, errors, a handler's output.
