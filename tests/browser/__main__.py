@@ -4,9 +4,9 @@ As root with apt it installs Debian's Chromium, where that is missing; else it s
 are skipped then.
 """
 
-import os
 import shutil
-import subprocess
+
+from tests.fixtures.debian import install
 
 
 def missing() -> list[str]:
@@ -14,13 +14,8 @@ def missing() -> list[str]:
 
 
 def main() -> None:
-    if missing() and not os.geteuid() and shutil.which("apt-get"):
-        print("installing chromium", flush=True)
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        options = ["-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"]
-        names = ["chromium", "chromium-driver", "fonts-dejavu-core"]
-        for command in (["apt-get", "update", "-q"], ["apt-get", "install", *options, *names]):
-            subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+    if missing():
+        install(["chromium", "chromium-driver", "fonts-dejavu-core"])
     if lacking := missing():
         print(f"the tests of the console in a browser are skipped: there is no {' and no '.join(lacking)}")
 

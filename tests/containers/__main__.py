@@ -5,22 +5,11 @@ what is missing; else it names it, and skips.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 
 from tests.containers.podman import LIMIT_S, PACKAGES, missing
-
-
-def install(names: list[str]) -> None:
-    """Install packages as far as that is possible; `missing` returns what is then missing."""
-    if not shutil.which("apt-get"):
-        return
-    print(f"installing {' '.join(names)}", flush=True)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    options = ["-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"]
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", *options, *names]):
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+from tests.fixtures.debian import install
 
 
 def main(arguments: list[str]) -> int:

@@ -7,11 +7,11 @@ apt, it installs what is missing; else it names it, and skips.
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.fixtures.debian import install
 from tests.rdma.build_vm import CannotBuild
 from tests.rdma.run_vm import LIMIT_S, QEMU, run
 
@@ -30,17 +30,6 @@ TESTS = ("tests/contract/test_transports.py", "tests/rdma", "-k", "verbs")
 
 def missing() -> list[str]:
     return [name for name, is_there in PACKAGES.items() if not is_there()]
-
-
-def install(names: Sequence[str]) -> None:
-    """As far as this user can; `missing` returns what is then missing."""
-    if os.geteuid() or not shutil.which("apt-get"):
-        return
-    print(f"installing {' '.join(names)}", flush=True)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    options = ["-q", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"]
-    for command in (["apt-get", "update", "-q"], ["apt-get", "install", *options, *names]):
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
 
 
 def script(arguments: Sequence[str]) -> str:
