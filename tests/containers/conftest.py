@@ -116,7 +116,7 @@ class Cluster:
         ends = []
         for service in ("redis", *GATEWAYS, *NODES):
             try:
-                done = self.compose.podman.attempt("logs", "--tail", "30", self.compose.name(service))
+                done = self.compose.podman.attempt("logs", "--tail", "60", self.compose.name(service))
             except Failed as error:
                 ends.append(f"--- {service}: {error}")
             else:

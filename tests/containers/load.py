@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +31,7 @@ class Load:
     urls: Sequence[str]
     key: str
     works: Sequence[RequestTemplate]
+    logs: Callable[[], str]  # shown with a request that is lost
     done: list[IssuedRequest] = field(default_factory=list)
     moved: int = 0  # requests which the first gateway did not take
     lost: list[IssuedRequest] = field(default_factory=list)
@@ -44,7 +45,12 @@ class Load:
             while len(self.done) < wanted and not self.lost:
                 self._ended.clear()
                 await self._ended.wait()
-        assert not self.lost, "\n".join(map(str, self.lost))
+        await self.check()
+
+    async def check(self) -> None:
+        """Raise AssertionError if a request was lost."""
+        if self.lost:
+            raise AssertionError("\n".join([*map(str, self.lost), await asyncio.to_thread(self.logs)]))
 
     async def run_client(self, number: int) -> None:
         """Send requests until the load ends."""
@@ -87,15 +93,15 @@ async def expected_works(url: str, key: str) -> list[RequestTemplate]:
 
 
 @asynccontextmanager
-async def load_on(urls: Sequence[str], key: str) -> AsyncIterator[Load]:
+async def load_on(urls: Sequence[str], key: str, logs: Callable[[], str]) -> AsyncIterator[Load]:
     """Yield a load which runs; at the end it has sent 200 requests at least, of which none was lost."""
-    load = Load(urls, key, await expected_works(urls[0], key))
+    load = Load(urls, key, await expected_works(urls[0], key), logs)
     tasks = [asyncio.create_task(load.run_client(number)) for number in range(CLIENTS)]
     try:
         yield load
         load.end()
         await asyncio.gather(*tasks)
-        assert not load.lost, "\n".join(map(str, load.lost))
+        await load.check()
     finally:
         for task in tasks:
             task.cancel()

@@ -85,7 +85,7 @@ def test_nodes_share_a_host_tier_in_memory_and_may_lock_it(node: str, cluster: C
 async def test_a_node_killed_under_load_loses_no_request(cluster: Cluster, coder: str) -> None:
     node = NODES[0]
     before = cluster.compose.container(node)["State"]["Pid"]
-    async with load_on(cluster.urls, cluster.key) as load:
+    async with load_on(cluster.urls, cluster.key, cluster.logs) as load:
         await load.some_more(40)
         os.kill(before, signal.SIGKILL)  # the container's first process, and with it the container
         await load.some_more(40)
@@ -114,7 +114,7 @@ async def test_an_upgrade_of_the_image_under_load_loses_no_request(
     new = podman.inspect(IMAGE, "image")["Id"]
     assert new != old
     try:
-        async with load_on(cluster.urls, cluster.key) as load:
+        async with load_on(cluster.urls, cluster.key, cluster.logs) as load:
             await load.some_more(20)
             for service in (*GATEWAYS, *NODES):
                 begin_s = time.monotonic()
