@@ -227,6 +227,7 @@ def _streamed(issued: IssuedRequest, body: bytes) -> ExpectedAnswer | None:
         event = json.loads(line)
         if "error" in event:
             issued.fate, issued.code = RequestFate.FAILED, str(event["error"]["code"])
+            issued.detail = str(event["error"]["message"])
             return None
         for choice in event["choices"]:
             text += choice["text"]

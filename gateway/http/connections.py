@@ -1,5 +1,6 @@
 """The bound on open connections, in all and from one address, and what many of them leave in memory."""
 
+import asyncio
 import ctypes
 import resource
 from collections.abc import Callable
@@ -16,11 +17,14 @@ _MANY = 256
 class ConnectionLimiter:
     """A count of the open connections, with a limit in all and a share for each address.
 
-    Calls `on_ebb` each time that many connections were open and three of four are closed.
+    Calls `on_ebb` each time that many connections were open and three of four are closed. `is_closing` is set
+    when the server shuts down: connections close once idle then, new ones included.
     """
 
     def __init__(self, most: int, on_ebb: Callable[[], None] = lambda: None) -> None:
         self.open = 0
+        self.is_closing = False
+        self._closed = asyncio.Event()  # set when none is open, cleared by `wait_closed`
         self._peak = 0  # since the last ebb
         self._most = most
         self._on_ebb = on_ebb
@@ -44,9 +48,17 @@ class ConnectionLimiter:
         self.open -= 1
         if (own := self._addresses.pop(address)) > 1:
             self._addresses[address] = own - 1
+        if not self.open:
+            self._closed.set()
         if self._peak >= _MANY and self.open <= self._peak // 4:
             self._peak = self.open
             self._on_ebb()
+
+    async def wait_closed(self) -> None:
+        """Wait until no connection is open."""
+        if self.open:
+            self._closed.clear()
+            await self._closed.wait()
 
 
 def trim_heap() -> None:

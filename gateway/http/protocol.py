@@ -33,6 +33,9 @@ MAX_HEADERS = 256
 MAX_PIPELINED = 4
 _UNSENT_BYTES = 16 << 10
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
+# When the server shuts down, a connection without a request has this long to send one, which is refused: the
+# client has connected, and may have sent it.
+_LAST_REQUEST_S = 1.0
 _FIELD_BYTES = 4  # the colon, a space and the line's end
 
 
@@ -170,6 +173,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._address or self._connections.admit(address):
             self._address = self._address or address
             self._start_head_timer(self._first_byte_s)
+            if self._connections.is_closing:
+                self.shutdown()
         else:
             message = "this gateway has too many open connections, in all or from this address: retry"
             self._refuse(ApiError(503, "overloaded", message, retry_after_s=1))
@@ -177,6 +182,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def admitted(self, address: str) -> None:
         """Take over a connection that was counted under this address before it was made."""
         self._address = address
+
+    def shutdown(self) -> None:
+        """Close as the server shuts down: after the response under way, or to a request yet to come."""
+        if self.cycle is not None and not (self._in_head and self.cycle.response_complete):
+            super().shutdown()
+        elif not self.transport.is_closing():
+            self._stop_head_timer()
+            self._timer = self.loop.call_later(_LAST_REQUEST_S, close_soon, self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
@@ -247,7 +260,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             default_headers=[],
             message_event=_UNWAITED,
             expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            keep_alive=version != "1.0" and parser.should_keep_alive() and not self._connections.is_closing,
             on_response=self.on_response_complete,
         )
         if before is None or before.response_complete:

@@ -1,7 +1,9 @@
 """Uvicorn with signals of our own, and a drain before its shutdown.
 
 Uvicorn stops listening first and waits for open streams after that, so clients would get refused
-connections: here it listens, and responds 503, until nothing is in flight.
+connections: here it listens, and responds 503, until nothing is in flight. What has connected by then is
+accepted before the listener closes, and gets its response: a closed connection with a request that was not
+read is reset, after which a client cannot know whether it ran.
 """
 
 import asyncio
@@ -33,13 +35,14 @@ class GatewayServer(uvicorn.Server):
     """A server that drains on SIGTERM or SIGINT; a second signal ends it at once."""
 
     def __init__(self, app: ASGIApp, limiter: InFlightLimiter, settings: GatewaySettings) -> None:
+        self.connections = ConnectionLimiter(connection_limit(settings.max_connections), self._on_ebb)
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",
-                http=_protocol_factory(settings, self._on_ebb),  # type: ignore[arg-type]
+                http=_protocol_factory(settings, self.connections),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -101,13 +104,18 @@ class GatewayServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Close the connections; after `_SHUTDOWN_S` cancel what still sends. Uvicorn's always waits."""
+        await _poll()  # which accepts what has connected, and reads the requests that have arrived
         for server in self.servers:
             server.close()
+        await _poll()
+        self.connections.is_closing = True
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await asyncio.sleep(0)  # what was idle is closed then
         try:
-            await asyncio.wait_for(self._wait_tasks_to_complete(), _SHUTDOWN_S)
+            async with asyncio.timeout(_SHUTDOWN_S):
+                await self.connections.wait_closed()
+                await self._wait_tasks_to_complete()
         except TimeoutError:
             tasks = self.server_state.tasks
             _log.error("shutdown took %d s: cancelling %d tasks", _SHUTDOWN_S, len(tasks))
@@ -127,11 +135,16 @@ class GatewayServer(uvicorn.Server):
         self._drained.set()
 
 
+async def _poll() -> None:
+    """Let the event loop poll its sockets once, and run the callbacks of what it found."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 def _protocol_factory(
-    settings: GatewaySettings, on_ebb: Callable[[], None]
+    settings: GatewaySettings, connections: ConnectionLimiter
 ) -> Callable[..., asyncio.Protocol]:
     """Return what makes the protocol of each connection. Raises InvalidRecord for unusable TLS files."""
-    connections = ConnectionLimiter(connection_limit(settings.max_connections), on_ebb)
     make = partial(
         BoundedHttpProtocol,
         head_s=settings.limits.body_idle_s,

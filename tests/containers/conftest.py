@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -66,6 +66,7 @@ class Cluster:
 
     compose: Compose
     ports: tuple[int, int]
+    replaced: list[str] = field(default_factory=list)  # the last lines of containers that were removed
 
     @property
     def urls(self) -> list[str]:
@@ -112,16 +113,16 @@ class Cluster:
             until_seen(f"{service} is healthy", lambda one=service: self.is_ready(one), failing=self.logs)
 
     def logs(self) -> str:
-        """Return the last lines of every container."""
-        ends = []
-        for service in ("redis", *GATEWAYS, *NODES):
-            try:
-                done = self.compose.podman.attempt("logs", "--tail", "60", self.compose.name(service))
-            except Failed as error:
-                ends.append(f"--- {service}: {error}")
-            else:
-                ends.append(f"--- {service}\n{done.stdout}{done.stderr}")
-        return "\n".join(ends)
+        """Return the last lines of every container, first of those that were replaced."""
+        return "\n".join([*self.replaced, *map(self.last_lines, ("redis", *GATEWAYS, *NODES))])
+
+    def last_lines(self, service: str) -> str:
+        """Return the last lines which a service's container wrote."""
+        try:
+            done = self.compose.podman.attempt("logs", "--tail", "60", self.compose.name(service))
+        except Failed as error:
+            return f"--- {service}: {error}"
+        return f"--- {service}\n{done.stdout}{done.stderr}"
 
 
 def may_raise_limits() -> bool:

@@ -143,6 +143,7 @@ def replace(cluster: Cluster, service: str) -> None:
     """Replace a service's container by one of the present image, as `docker compose up` does."""
     name = cluster.compose.name(service)
     stopped_s = stop(cluster, service)
+    cluster.replaced.append(cluster.last_lines(service))
     cluster.compose.podman.run("rm", name)
     cluster.compose.run("up", "--detach", "--no-build", "--no-deps", service, profiles=PROFILES)
     assert cluster.compose.name(service) != name

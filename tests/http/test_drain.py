@@ -1,8 +1,11 @@
 """Deadlines, slow clients and the way out of a gateway."""
 
 import asyncio
+import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -14,11 +17,17 @@ from gateway.core.settings import RequestLimits, StreamSettings
 from gateway.fakes.dispatcher import HOT, repeat_prompt
 from gateway.http.drain import InFlightLimiter
 from gateway.http.limits import read_body
+from rdmacast.protocol.tls import TlsFiles, load_client
+from registry.config.tls import TlsSettings
 from registry.messages.node import Tokens
 from registry.records.usage import RequestStatus
 from registry.state import UsageFilter
 from tests.fixtures.gateway_http import byte_tokenizer, gateway
-from tests.fixtures.patience import PATIENCE_S
+from tests.fixtures.loops import on_both_loops
+from tests.fixtures.patience import PATIENCE_S, until
+from tests.fixtures.tls import issue
+
+_ASK = b"GET /v1/models HTTP/1.1\r\nhost: gw\r\n\r\n"
 
 
 async def test_drain_lets_streams_end_and_refuses_what_is_new() -> None:
@@ -49,6 +58,47 @@ async def test_drain_lets_streams_end_and_refuses_what_is_new() -> None:
         rest = [chunk async for chunk in chunks]
         assert "".join(c.choices[0].text for c in [first, *rest] if c.choices) == "abab"
         assert (await gw.state.report(UsageFilter()))[0].requests == 1
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("sent", "rest", "is_secure"),
+    [(b"", _ASK, False), (_ASK[:9], _ASK[9:], False), (_ASK, b"", False), (b"", _ASK, True)],
+    ids=["connected", "half a head", "a request", "TLS not begun"],
+)
+async def test_what_connected_before_the_listener_closes_gets_a_response(
+    sent: bytes, rest: bytes, is_secure: bool, tmp_path: Path
+) -> None:
+    files = issue(tmp_path)
+    client = load_client(TlsFiles(ca=files.ca)) if is_secure else None
+    tls = TlsSettings(http=TlsFiles(cert=files.cert, key=files.key)) if is_secure else TlsSettings()
+    async with gateway(tls=tls) as gw:
+        gw.services.limiter.drain()
+        with socket.create_connection(("127.0.0.1", gw.server.port)) as connection:
+            # Until here the event loop had no turn: it has not accepted the connection, nor read from it.
+            connection.sendall(sent)
+            closing = asyncio.create_task(gw.server.shutdown())
+            reader, writer = await asyncio.open_connection(
+                sock=connection, ssl=client, server_hostname="127.0.0.1" if is_secure else None
+            )
+            await until(lambda: gw.server.connections.is_closing)
+            writer.write(rest)
+            async with asyncio.timeout(PATIENCE_S):
+                answer = await reader.read()
+                writer.close()
+                await closing
+        assert answer.startswith(b"HTTP/1.1 503") and b'"draining"' in answer
+
+
+async def test_a_silent_connection_delays_the_shutdown_little() -> None:
+    async with gateway() as gw:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
+        begin_s = time.monotonic()
+        gw.server.leave()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reader.read() == b""
+        assert time.monotonic() - begin_s > 0.5  # it had time for a request
+        writer.close()
 
 
 async def test_what_outlasts_the_grace_time_is_cut_and_billed() -> None:
