@@ -172,11 +172,17 @@ class ConnectionPool:
 
     async def _on_connection(self, commands: Sequence[Command]) -> list[Any]:
         connection = self._idle.pop() if self._idle else self._make()
-        intact = False
+        was_connected, intact = connection.is_connected, False
         try:
             replies = await _exchange(connection, commands)
             intact = True
             return replies
+        except (ConnectionError, OSError):
+            if was_connected:
+                # A restart of Redis ends all connections: the idle ones would fail one by one. A failure to
+                # make a new one (its name is not resolved for a moment) says nothing about them.
+                await self._close_idle()
+            raise
         finally:
             if intact and not self._closed:
                 self._idle.append(connection)
@@ -190,11 +196,9 @@ class ConnectionPool:
             except AuthenticationError as error:
                 raise self._unavailable(error) from error
             except (ConnectionError, OSError):
-                # A restart of Redis ends all connections: the idle ones would fail one by one.
-                await self._close_idle()
+                await asyncio.sleep(pause_s)
             except RedisError as error:
                 raise self._unavailable(error) from error
-            await asyncio.sleep(pause_s)
         try:
             return await exchange()
         except (RedisError, OSError) as error:
@@ -285,7 +289,8 @@ def _connection_factory(
             "protocol": 2,  # replies as plain lists, as all callers expect
             "driver_info": None,
             "socket_timeout": None,  # each exchange has its own deadline instead
-            "socket_connect_timeout": timeout_s,
+            # Half of an exchange's: one that takes longer finds connections that hang, not one to be made.
+            "socket_connect_timeout": timeout_s / 2,
         }
         if refused := [option for option in options if option.startswith("ssl_")]:
             raise ValueError(f"not {', '.join(refused)} but --redis-ca, --redis-cert and --redis-key")

@@ -100,6 +100,35 @@ async def test_idle_connections_outlive_a_restart(tmp_path: Path):
             await state.ping()
 
 
+async def test_a_connection_that_cannot_be_made_costs_no_open_one(tmp_path: Path):
+    async with RedisServer(tmp_path) as server:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+            address = listener.getsockname()
+            url = f"redis://:{server.password}@{address[0]}:{address[1]}"
+            passing = asyncio.create_task(pass_one_on(listener, server.embedded.socket_path))
+            async with RedisState.connect(url, timeout_s=1) as state:
+                await state.ping()
+                with socket.create_connection(address):  # the backlog is full: no further one is established
+                    two = await asyncio.gather(state.ping(), state.ping(), return_exceptions=True)
+                    assert sorted(map(type, two), key=str) == [type(None), StateUnavailable]
+                    await state.ping()
+            await passing
+
+
+async def pass_one_on(listener: socket.socket, path: Path) -> None:
+    """Accept one connection, and pass on what is sent on it to a socket, and the replies."""
+    listener.setblocking(False)
+    accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+    ends = await asyncio.open_connection(sock=accepted), await asyncio.open_unix_connection(path)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+        writer.close()
+
+    await asyncio.gather(copy(ends[0][0], ends[1][1]), copy(ends[1][0], ends[0][1]))
+
+
 async def test_a_hanging_redis_is_unavailable_not_waited_for(shared: RedisServer):
     async with RedisState.connect(shared.url, timeout_s=1, max_connections=2) as state:
         await connected(state)
