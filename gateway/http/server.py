@@ -58,6 +58,7 @@ class GatewayServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave = asyncio.Event()
         self._drained = asyncio.Event()
+        self._forced = asyncio.Event()  # by a second signal
         self.listening = asyncio.Event()
 
     @property
@@ -72,6 +73,7 @@ class GatewayServer(uvicorn.Server):
             self.force_exit = self.should_exit = True
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._drained.set)
+                self._loop.call_soon_threadsafe(self._forced.set)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self.leave)
 
@@ -114,13 +116,24 @@ class GatewayServer(uvicorn.Server):
         await asyncio.sleep(0)  # what was idle is closed then
         try:
             async with asyncio.timeout(_SHUTDOWN_S):
-                await self.connections.wait_closed()
+                await self._wait_closed()
                 await self._wait_tasks_to_complete()
         except TimeoutError:
             tasks = self.server_state.tasks
             _log.error("shutdown took %d s: cancelling %d tasks", _SHUTDOWN_S, len(tasks))
             for task in tasks:
                 task.cancel()
+
+    async def _wait_closed(self) -> None:
+        """Wait until no connection is open, those within a TLS handshake included, or for a second signal."""
+        if self.force_exit:
+            return
+        waits = [asyncio.create_task(one) for one in (self.connections.wait_closed(), self._forced.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _drain(self) -> None:
         await self._leave.wait()

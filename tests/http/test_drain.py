@@ -1,6 +1,7 @@
 """Deadlines, slow clients and the way out of a gateway."""
 
 import asyncio
+import signal
 import socket
 import time
 from collections import Counter
@@ -90,14 +91,27 @@ async def test_what_connected_before_the_listener_closes_gets_a_response(
         assert answer.startswith(b"HTTP/1.1 503") and b'"draining"' in answer
 
 
-async def test_a_silent_connection_delays_the_shutdown_little() -> None:
+async def test_a_silent_connection_has_a_moment_for_a_request() -> None:
     async with gateway() as gw:
         reader, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
         begin_s = time.monotonic()
         gw.server.leave()
         async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b""
-        assert time.monotonic() - begin_s > 0.5  # it had time for a request
+        assert time.monotonic() - begin_s > 0.5
+        writer.close()
+
+
+async def test_a_second_signal_waits_for_no_connection() -> None:
+    async with gateway() as gw:
+        _, writer = await asyncio.open_connection("127.0.0.1", gw.server.port)
+        writer.write(_ASK[:9])
+        await until(lambda: gw.server.connections.open == 1)
+        gw.server.handle_exit(signal.SIGTERM, None)
+        await until(lambda: gw.server.connections.is_closing)
+        gw.server.handle_exit(signal.SIGTERM, None)
+        await asyncio.wait_for(asyncio.shield(gw.serving), PATIENCE_S)
+        assert gw.server.connections.open == 1
         writer.close()
 
 

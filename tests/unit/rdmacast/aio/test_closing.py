@@ -14,9 +14,7 @@ _LINGER_S = 0.1
 
 
 @on_both_loops
-async def test_a_connection_that_is_closed_when_its_time_comes_is_left_alone(
-    tmp_path: Path,
-) -> None:
+async def test_a_connection_that_is_closed_when_its_time_comes_is_left_alone(tmp_path: Path) -> None:
     loop, files, failed = asyncio.get_running_loop(), issue(tmp_path), list[dict[str, Any]]()
     loop.set_exception_handler(lambda _, context: failed.append(context))
     done = asyncio.Event()
