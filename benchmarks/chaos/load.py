@@ -155,7 +155,9 @@ class TenantClient:
         try:
             await reply.read(endpoint, endpoint.request(request_id, work.body, work.path), limit_s)
         except TimeoutError:
-            issued.fate, issued.detail = RequestFate.HUNG, f"{limit_s:g} s; {bytes(reply.body[-200:])!r}"
+            stage = "a response" if reply.connected else "a connection"
+            issued.fate = RequestFate.HUNG
+            issued.detail = f"{limit_s:g} s for {stage}; {bytes(reply.body[-200:])!r}"
         except OSError as error:
             issued.fate, issued.detail = RequestFate.UNREACHED, error.strerror or type(error).__name__
         else:

@@ -41,6 +41,7 @@ class ResponseReader(asyncio.Protocol):
     """Receives one response; `failure` is why it cannot be read. Subclasses take its body."""
 
     done: asyncio.Future[None] = field(init=False)
+    connected: bool = False
     status: int = 0
     complete: bool = False
     failure: str = ""
@@ -49,6 +50,9 @@ class ResponseReader(asyncio.Protocol):
     def __post_init__(self) -> None:
         self.done = asyncio.get_running_loop().create_future()
         self.parser = httptools.HttpResponseParser(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.connected = True
 
     def data_received(self, data: bytes) -> None:
         try:
