@@ -148,7 +148,7 @@ class DiskCache:
                 with suppress(FileNotFoundError):
                     os.utime(self._directory / digest)
                 return None
-            if not self._make_room(nbytes):
+            if not self._make_room(digest, nbytes):
                 return None
             fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -166,14 +166,20 @@ class DiskCache:
                 raise
         return DiskWrite(fd, part, self._directory / digest, nbytes, self._locked)
 
-    def _make_room(self, nbytes: int) -> bool:
+    def _make_room(self, digest: str, nbytes: int) -> bool:
         """Remove the least recently used images until another fits. The folder is locked."""
         images, parts = self.images(), self._part_bytes()
         disk = self._space(self._directory)
         used = sum(image.nbytes for image in images) + parts
         # What other files of the file system leave.
-        limit = min(self._limit_bytes, used + disk.free - int(disk.total * _FREE_SHARE))
+        kept_free = int(disk.total * _FREE_SHARE)
+        limit = min(self._limit_bytes, used + disk.free - kept_free)
         if parts + nbytes > limit:
+            log.warning(
+                "image %s (%d bytes) does not fit into the disk tier: its limit is %d bytes, of which %d are "
+                "being written; %s has %d bytes free, and %d stay free for other files",
+                *(digest[:12], nbytes, self._limit_bytes, parts, self._directory, disk.free, kept_free),
+            )
             return False
         for image in images:
             if used + nbytes <= limit:

@@ -1,6 +1,9 @@
 """The disk tier of a node, on a platform as users run it."""
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from tests.fixtures.platform import Platform
 
@@ -8,6 +11,9 @@ MODEL = "tiny-coder"
 
 
 def test_an_image_comes_back_from_the_disk_without_the_store(tmp_path: Path, root: Path) -> None:
+    disk = shutil.disk_usage(tmp_path)
+    if disk.free < disk.total * 0.05 + (256 << 20):
+        pytest.skip(f"the disk tier leaves 5 % of a disk free, and {tmp_path} has {disk.free} bytes")
     platform = Platform(data=tmp_path / "data", flags=("--nodes", "1", "--disk-cache", "1GiB"))
     platform.up()
     try:

@@ -28,8 +28,13 @@ from tests.fixtures.invoker import FakeImage, make_image
 MIB = 1 << 20
 
 
+def empty_disk(path: Path) -> DiskSpace:
+    """Return the same space on every machine: the tests' own file system may be full."""
+    return DiskSpace(total=1000 * MIB, free=1000 * MIB)
+
+
 def cache(tmp_path: Path, limit_bytes: int = 64 * MIB, link_bytes_s: float = 1e9) -> DiskCache:
-    return DiskCache(tmp_path / "disk", limit_bytes, link_bytes_s)
+    return DiskCache(tmp_path / "disk", limit_bytes, link_bytes_s, space=empty_disk)
 
 
 def write(disk: DiskCache, source: Path, digest: str) -> bool:
@@ -92,12 +97,13 @@ def test_the_least_recently_used_makes_room(tmp_path: Path, source: Path) -> Non
 
 @pytest.mark.parametrize(("free", "fits"), [(24 * MIB, False), (26 * MIB, True)])
 def test_what_other_files_need_of_the_disk_is_left_free(
-    tmp_path: Path, source: Path, free: int, fits: bool
+    tmp_path: Path, source: Path, free: int, fits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = DiskCache(
         tmp_path / "disk", 64 * MIB, 1e9, space=lambda path: DiskSpace(total=100 * MIB, free=free)
     )
     assert write(disk, source, digest("a")) is fits
+    assert ("does not fit into the disk tier" in caplog.text) is not fits
 
 
 def test_an_unfinished_write_leaves_nothing(tmp_path: Path, source: Path) -> None:
