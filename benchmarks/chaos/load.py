@@ -17,6 +17,8 @@ _PROMPTS = ("def add(a, b):", "class Tree:", "import os\n", "for i in range(", "
 _LEAVE_AT = 3  # events until disconnect
 _PAUSE_S = 0.08  # maximum pause between two requests of a client
 _REFUSED_PAUSE_S = 0.25
+# Balancers have such a limit: attempts to reach a container that has just been removed are never answered.
+CONNECT_S = 5.0
 _RETRY_SHARE = 0.3  # of failed requests, retried under their id
 
 
@@ -153,11 +155,14 @@ class TenantClient:
         endpoint = HttpEndpoint.of(self.url, self.key)
         answer = None
         try:
-            await reply.read(endpoint, endpoint.request(request_id, work.body, work.path), limit_s)
+            request = endpoint.request(request_id, work.body, work.path)
+            await reply.read(endpoint, request, limit_s, CONNECT_S)
         except TimeoutError:
-            stage = "a response" if reply.connected else "a connection"
-            issued.fate = RequestFate.HUNG
-            issued.detail = f"{limit_s:g} s for {stage}; {bytes(reply.body[-200:])!r}"
+            if reply.connected:
+                issued.fate = RequestFate.HUNG
+                issued.detail = f"{limit_s:g} s for a response; {bytes(reply.body[-200:])!r}"
+            else:
+                issued.fate, issued.detail = RequestFate.UNREACHED, f"no connection in {CONNECT_S:g} s"
         except OSError as error:
             issued.fate, issued.detail = RequestFate.UNREACHED, error.strerror or type(error).__name__
         else:

@@ -76,12 +76,20 @@ class ResponseReader(asyncio.Protocol):
         if not self.done.done():
             self.done.set_result(None)
 
-    async def read(self, endpoint: HttpEndpoint, request: bytes, timeout_s: float) -> None:
-        """Send the request and read the response to its end. Raises TimeoutError, OSError."""
+    async def read(
+        self, endpoint: HttpEndpoint, request: bytes, timeout_s: float, connect_s: float | None = None
+    ) -> None:
+        """Send the request and read the response to its end, within `timeout_s` in all.
+
+        Raises TimeoutError, also without a connection after `connect_s`; OSError.
+        """
         tls = ssl.create_default_context() if endpoint.tls else None
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
-            transport, _ = await loop.create_connection(lambda: self, endpoint.host, endpoint.port, ssl=tls)
+            async with asyncio.timeout(connect_s):
+                transport, _ = await loop.create_connection(
+                    lambda: self, endpoint.host, endpoint.port, ssl=tls
+                )
             try:
                 transport.write(request)
                 await self.done

@@ -17,6 +17,7 @@ from tests.fixtures.patience import until_seen
 pytestmark = pytest.mark.containers
 EVERY = ("redis", *GATEWAYS, *NODES)
 GRACE_S = 45.0  # stop_grace_period
+SLOW_S = 10.0  # what to explain by the log: nothing runs then for long
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,8 @@ def stop(cluster: Cluster, service: str) -> float:
     took_s = time.monotonic() - begin_s
     state = cluster.compose.podman.inspect(name)["State"]
     assert state["ExitCode"] == 0 and took_s < GRACE_S, (service, state, cluster.logs())
+    if took_s > SLOW_S:
+        note(f"{service} stopped slowly", cluster.last_lines(service))
     return took_s
 
 
