@@ -82,7 +82,8 @@ class NodeChannels:
                 async with asyncio.timeout(_DIAL_TIMEOUT_S):
                     client = await self._dial(record)
             except (RegistryError, CastError, OSError) as error:  # a timeout is an OSError
-                log.info("node %s: dial of %s failed: %s", record.id, record.channel, error)
+                reason = str(error) or f"no answer within {_DIAL_TIMEOUT_S:g} s"
+                log.info("node %s: dial of %s failed: %s", record.id, record.channel, reason)
                 await asyncio.sleep(wait_s * self._random.uniform(0.5, 1.0))
                 wait_s = min(_MAX_BACKOFF_S, wait_s * 2)
                 continue

@@ -24,6 +24,7 @@ from tests.containers.podman import (
     Podman,
     make_podman,
     missing,
+    pinned_bridges,
     provide_bases,
 )
 from tests.fixtures.patience import until_seen
@@ -40,14 +41,15 @@ def note(what: str, value: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def podman() -> Podman:
+def podman() -> Iterator[Podman]:
     if os.geteuid() or missing():
         pytest.skip("needs root and podman: make test-containers says what is missing")
     made = make_podman()
     begin_s = time.monotonic()
     provide_bases(made)
     note("base images", f"{time.monotonic() - begin_s:.0f} s")
-    return made
+    with pinned_bridges():
+        yield made
 
 
 @pytest.fixture(scope="session")

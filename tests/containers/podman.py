@@ -3,12 +3,15 @@
 import ast
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Images stay here between runs: the second build takes seconds.
 FOLDER = Path(os.environ.get("HYPERCAST_CONTAINERS", ROOT / ".containers"))
 PYTHON, REDIS, IMAGE = "python:3.11-slim", "redis:7.2-alpine", "hypercast:0.1.0"
+_SET = "3"  # NET_ADDR_SET: the kernel does not change the address of this link
 LIMIT_S = 1800.0  # of a command, and of a test with what it needs: builds are long on a busy machine
 
 # A file that shows that a package is installed.
@@ -27,6 +31,7 @@ PACKAGES: dict[str, Callable[[], object]] = {
     "aardvark-dns": lambda: Path("/usr/lib/podman/aardvark-dns").exists(),
     "catatonit": lambda: list(Path("/usr").glob("*/*/catatonit")) or shutil.which("catatonit"),
     "debootstrap": lambda: shutil.which("debootstrap", path="/usr/sbin:/sbin:/usr/bin"),
+    "iproute2": lambda: shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin"),
     "iptables": lambda: shutil.which("iptables", path="/usr/sbin:/sbin:/usr/bin"),
     "openssl": lambda: shutil.which("openssl"),
 }
@@ -128,6 +133,36 @@ runroot = "{folder}/run"
         "DISABLE_HC_SYSTEMD": "true",
     }
     return Podman(folder, {**os.environ, **own})
+
+
+@contextmanager
+def pinned_bridges() -> Iterator[None]:
+    """Keep the MAC addresses of podman's bridges, as systemd-udevd does (MACAddressPolicy=persistent).
+
+    A bridge has the lowest address of its ports unless one was set. Where there is no udev it changes as
+    containers come and go: those that had the old one reach neither DNS nor the machine for up to a minute.
+    """
+    with subprocess.Popen(["ip", "-o", "monitor", "link"], stdout=subprocess.PIPE, text=True) as monitor:
+        pinning = threading.Thread(target=_pin_all, args=(monitor.stdout,), daemon=True)
+        pinning.start()
+        try:
+            yield
+        finally:
+            monitor.terminate()
+            pinning.join()
+
+
+def _pin_all(changes: Iterable[str]) -> None:
+    for change in changes:
+        if found := re.match(r"\d+: (podman\d+)\b", change):
+            with suppress(OSError):  # it is gone again
+                _pin(Path("/sys/class/net") / found[1])
+
+
+def _pin(link: Path) -> None:
+    if (link / "addr_assign_type").read_text().strip() != _SET:
+        address = (link / "address").read_text().strip()
+        subprocess.run(["ip", "link", "set", "dev", link.name, "address", address], check=False)
 
 
 def provide_bases(podman: Podman) -> None:

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.containers.conftest import note
-from tests.containers.podman import Podman
+from tests.containers.podman import Failed, Podman
 from tests.fixtures.manifests import KUBERNETES, NAMESPACE, Object, render, template
 from tests.fixtures.patience import until_seen
 
@@ -73,7 +73,10 @@ class Played:
             "HYPERCAST_CA_FILE": "/etc/hypercast/tls/ca.crt",
         }
         env = [f"--env={name}={value}" for name, value in settings.items()]
-        return self.podman.run("exec", *env, self.container("hypercast-gateway"), "hypercast", *arguments)
+        try:
+            return self.podman.run("exec", *env, self.container("hypercast-gateway"), "hypercast", *arguments)
+        except Failed as error:
+            raise Failed(f"{error}\n{self.logs()}") from None
 
     def probe(self, pod: str, which: str) -> bool:
         """Carry out a probe of the manifest."""
