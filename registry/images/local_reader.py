@@ -2,9 +2,10 @@
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from registry.errors import StoreError, StoreFull
@@ -12,21 +13,25 @@ from registry.images.page_cache import PageCacheMap
 
 DIRECT_BYTES = 1024 * 1024  # smaller reads gain nothing from bypassing the page cache
 ALIGNED_BYTES = 4096  # the alignment of direct reads
+# A disk serves concurrent reads alike: more would end together, and it would wait while all are verified.
+DIRECT_READS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """A blob opened with O_DIRECT, and its residency in the page cache."""
+    """A blob opened with O_DIRECT, its residency in the page cache, and what holds back reads of it."""
 
     descriptor: int
     cached: PageCacheMap
+    reads: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(DIRECT_READS))
 
 
 class LocalReader:
     """An open blob, read straight into the caller's buffer.
 
     Cached ranges are read from the page cache. The rest of a large read bypasses it: the disk writes into the
-    buffer itself, and the blob, once it is in the host tier, is not in memory a second time.
+    buffer itself, and the blob, once it is in the host tier, is not in memory a second time. Other threads
+    wait while DIRECT_READS are under way.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,7 +77,8 @@ class LocalReader:
             return os.preadv(self._file.fileno(), [into], offset)
         try:
             whole = len(into) // ALIGNED_BYTES * ALIGNED_BYTES
-            return os.preadv(direct.descriptor, [into[:whole]], offset)
+            with direct.reads:
+                return os.preadv(direct.descriptor, [into[:whole]], offset)
         except OSError as error:
             if error.errno != errno.EINVAL:  # the buffer or the offset is not aligned
                 raise

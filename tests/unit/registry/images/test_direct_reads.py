@@ -4,13 +4,15 @@ import asyncio
 import hashlib
 import mmap
 import os
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.load.weights import drop_from_cache, read_into_cache
-from registry.images.local_reader import DIRECT_BYTES
+from registry.images.local_reader import DIRECT_BYTES, DIRECT_READS
 from registry.images.local_store import LocalStore
 from registry.images.page_cache import PageCacheMap
 
@@ -72,3 +74,37 @@ def test_large_reads_leave_nothing_in_the_page_cache(store: LocalStore, tmp_path
         os.truncate(blob, DIRECT_BYTES)
         assert cached.cached_share(2 * DIRECT_BYTES, DIRECT_BYTES) == 0
         cached.close()
+
+
+def test_a_disk_has_a_bounded_number_of_large_reads(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop_from_cache(tmp_path / "blobs" / DIGEST)
+    reader, read = store.open_blob(DIGEST), os.preadv
+    if not reader.is_direct or reader.cached(0, DIRECT_BYTES) is not None:
+        pytest.skip("this file system has no direct reads")
+    lock, full = threading.Lock(), threading.Barrier(DIRECT_READS)
+    under_way = most = 0
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        full.wait(10)  # so many are under way together
+        count = read(descriptor, buffers, offset)
+        with lock:
+            under_way -= 1
+        return count
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    parts = 2 * DIRECT_READS
+    with mmap.mmap(-1, parts * DIRECT_BYTES) as memory, memoryview(memory) as whole:
+        views = [whole[at * DIRECT_BYTES : (at + 1) * DIRECT_BYTES] for at in range(parts)]
+        with ThreadPoolExecutor(parts) as pool:
+            list(pool.map(reader.read_into, range(0, parts * DIRECT_BYTES, DIRECT_BYTES), views))
+        assert whole == CONTENT[: len(whole)]
+        for view in views:
+            view.release()
+    reader.close()
+    assert most == DIRECT_READS
