@@ -283,10 +283,11 @@ async def one_round(
     target: ForkedNode,
     samples: dict[str, StartSamples],
 ) -> None:
-    """Start once from every tier; nodes keep the images of ended instances until they are dropped."""
+    """Start once from every tier; nodes keep the images of ended instances until they are dropped.
+
+    They are at the end: what is left of their checks would take processor time from what follows.
+    """
     image = weights.manifest.sha256
-    for one in (source, target):
-        await drop(one, image, Tier.GPU, Tier.HOST)
     drop_from_cache(weights.blob)
     name = f"{number}-disk"
     await timed_start(source, start_request(weights, name), "cold", samples["cold-disk"])
@@ -300,6 +301,8 @@ async def one_round(
     await drop(target, image, Tier.GPU)
     await timed_start(target, start_request(weights, warm), "warm", samples["warm"])
     await target.call(StopInstance(instance_id=warm))
+    for one in (source, target):
+        await drop(one, image, Tier.GPU, Tier.HOST)
 
 
 async def measure(
