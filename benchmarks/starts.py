@@ -326,14 +326,14 @@ async def measure(
         for number in range(-1, rounds):
             current = samples if number >= 0 else {name: StartSamples() for name in samples}
             await one_round(number, weights, source, target, current)
+            current["limit-copy"].seconds.append(copy_limit(content, into))
+            current["limit-read"].seconds.append(read_limit(weights.blob, into))
+            current["limit-socket"].seconds.append(socket_limit(content, into))
             current["disk-tier"].seconds.append(await disk_tier.timed_load())
             await until_idle(cluster, weights.manifest.sha256)
             current["limit-direct"].seconds.append(direct_limit(disk_tier.file, direct, 1))
             parallel = direct_limit(disk_tier.file, direct, DIRECT_READERS)
             current["limit-direct-parallel"].seconds.append(parallel)
-            current["limit-copy"].seconds.append(copy_limit(content, into))
-            current["limit-read"].seconds.append(read_limit(weights.blob, into))
-            current["limit-socket"].seconds.append(socket_limit(content, into))
     return weights, samples
 
 
@@ -381,7 +381,7 @@ def run(rounds: int, layers: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = benchmark_parser("benchmarks.starts", __doc__)
-    parser.add_argument("--rounds", type=at_least(1), default=5, help="rounds")
+    parser.add_argument("--rounds", type=at_least(1), default=9, help="rounds")
     parser.add_argument("--layers", type=at_least(1), default=5, help="layers of the model, about 51 MB each")
     args = parser.parse_args()
     with recording("starts", json=args.json, show=show) as out:

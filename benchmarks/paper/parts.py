@@ -276,7 +276,7 @@ def _small() -> list[Part]:
             testbed=True,
         ),
         _part("ablation", "ablation", "", 2, "pre-allocation, packing and the number of blocks"),
-        _part("starts", "starts", "", 2, "starts from every tier"),
+        _part("starts", "starts", "", 5, "starts from every tier"),
         _part("policy-scale", "policy_scale", "", 3, "decisions for 200 functions on 1,000 nodes"),
         _part("live-picture", "live_picture", "", 2, "one load that serves meanwhile"),
         _part(
