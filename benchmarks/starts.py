@@ -51,7 +51,7 @@ from registry.state import ClusterConfig
 
 TOKENIZER = ROOT / "functions" / "tiny-coder" / "model"
 CHUNK_BYTES = 4 << 20
-DIRECT_READERS, DIRECT_BYTES = 6, 16 << 20  # as a node reads
+DIRECT_READERS, DIRECT_BYTES = 6, 16 << 20  # the bytes of a node's reads
 KINDS = ("cold-disk", "cold-peer", "hot", "warm", "disk-tier")
 READ_COUNTERS = ("disk_cache_read_bytes", "disk_read_bytes", "store_read_bytes", "cast_recv_bytes")
 LIMITS = ("limit-copy", "limit-read", "limit-direct", "limit-direct-parallel", "limit-socket")
