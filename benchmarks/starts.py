@@ -283,9 +283,9 @@ async def one_round(
     target: ForkedNode,
     samples: dict[str, StartSamples],
 ) -> None:
-    """Start once from every tier; nodes keep the images of ended instances until they are dropped.
+    """Start once from every tier, and drop the images, which nodes keep after the instances.
 
-    They are at the end: what is left of their checks would take processor time from what follows.
+    What is not dropped is checked in the background, which would take processor time from what follows.
     """
     image = weights.manifest.sha256
     drop_from_cache(weights.blob)

@@ -10,6 +10,7 @@ from functools import partial
 from invoker.assembly.node import assemble
 from invoker.assembly.setup import MakeArena, NodeSetup
 from invoker.engine.factory import EngineFactory
+from invoker.loading.disk_cache import SpaceOf, disk_space
 from invoker.loading.fetch_order import LoadSources
 from invoker.publisher import BACKOFF_S, Publisher
 from invoker.settings import Settings
@@ -39,11 +40,13 @@ async def run_node(
     limit_sources: Callable[[LoadSources], LoadSources] = lambda sources: sources,
     make_arena: MakeArena | None = None,
     tracer: Tracer | None = None,
+    space_of: SpaceOf = disk_space,
 ) -> None:
     """Run a node until `stop` is set; then drain, leave the cluster and return.
 
     It loads images from what `limit_sources` returns for its sources, into the arena of `make_arena`, if any.
-    Without a `tracer` its spans go where its settings say.
+    Without a `tracer` its spans go where its settings say. `space_of` returns the space of its disk tier's
+    file system.
 
     Raises StaleEpoch if another process has taken the node's id; SettingsError, HostTierError or OSError if
     it cannot start.
@@ -67,6 +70,7 @@ async def run_node(
             channel_tls=open_tls(settings.tls.channel, "channels"),
             limit_sources=limit_sources,
             make_arena=make_arena,
+            space_of=space_of,
             tracing=None if tracer is None else NodeTracing(tracer, clock),
         )
         node, publisher, channel = await assemble(setup, stack)

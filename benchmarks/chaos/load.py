@@ -132,12 +132,13 @@ class _WholeResponse(ResponseReader):
 
 @dataclass(frozen=True, slots=True)
 class TenantClient:
-    """One tenant's client of one gateway."""
+    """One tenant's client of one gateway, which gives up a connection that takes longer than `connect_s`."""
 
     gateway: int
     url: str
     tenant: str
     key: str
+    connect_s: float = CONNECT_S
 
     async def ask(
         self, request_id: str, work: RequestTemplate, limit_s: float
@@ -156,13 +157,13 @@ class TenantClient:
         answer = None
         try:
             request = endpoint.request(request_id, work.body, work.path)
-            await reply.read(endpoint, request, limit_s, CONNECT_S)
+            await reply.read(endpoint, request, limit_s, self.connect_s)
         except TimeoutError:
             if reply.connected:
                 issued.fate = RequestFate.HUNG
                 issued.detail = f"{limit_s:g} s for a response; {bytes(reply.body[-200:])!r}"
             else:
-                issued.fate, issued.detail = RequestFate.UNREACHED, f"no connection in {CONNECT_S:g} s"
+                issued.fate, issued.detail = RequestFate.UNREACHED, f"no connection in {self.connect_s:g} s"
         except OSError as error:
             issued.fate, issued.detail = RequestFate.UNREACHED, error.strerror or type(error).__name__
         else:

@@ -118,7 +118,7 @@ async def _open_disk(setup: NodeSetup, casting: Casting) -> DiskCache | None:
     port, capped = casting.links.connector.port_rate, settings.link_rate_bytes_s
     link_bytes_s = capped or (LinkRate() if port is None else port).bytes_per_s
     try:
-        return await run_in_thread(DiskCache, folder, settings.disk_cache_bytes, link_bytes_s)
+        return await run_in_thread(DiskCache, folder, settings.disk_cache_bytes, link_bytes_s, setup.space_of)
     except OSError as error:
         raise SettingsError(
             f"--disk-cache-dir {settings.disk_cache_dir}: {error.strerror or error}"

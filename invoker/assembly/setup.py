@@ -6,6 +6,7 @@ from pathlib import Path
 
 from invoker.device import DeviceFacts
 from invoker.engine.factory import EngineFactory
+from invoker.loading.disk_cache import SpaceOf
 from invoker.loading.fetch_order import LoadSources
 from invoker.memory.arena import Arena
 from invoker.settings import Settings
@@ -30,6 +31,7 @@ class NodeSetup:
     channel_tls: NodeTls
     limit_sources: Callable[[LoadSources], LoadSources]
     make_arena: MakeArena | None
+    space_of: SpaceOf
     tracing: NodeTracing | None = None
 
     @property

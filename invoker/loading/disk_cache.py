@@ -56,6 +56,9 @@ def disk_space(directory: Path) -> DiskSpace:
     return DiskSpace(total=usage.total, free=usage.free)
 
 
+SpaceOf = Callable[[Path], DiskSpace]  # of the file system that a directory is on
+
+
 class DiskCache:
     """The images in a folder, at most `limit_bytes` in all.
 
@@ -69,7 +72,7 @@ class DiskCache:
         directory: Path,
         limit_bytes: int,
         link_bytes_s: float,
-        space: Callable[[Path], DiskSpace] = disk_space,
+        space: SpaceOf = disk_space,
     ) -> None:
         self._space = space
         self._directory = directory

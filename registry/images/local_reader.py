@@ -3,7 +3,7 @@
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,8 @@ DIRECT_BYTES = 1024 * 1024  # smaller reads gain nothing from bypassing the page
 ALIGNED_BYTES = 4096  # the alignment of direct reads
 # A disk serves concurrent reads alike: more would end together, and it would wait while all are verified.
 DIRECT_READS = 2
+
+PositionalRead = Callable[[int, Sequence[memoryview], int], int]  # descriptor, buffers, offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,12 @@ class LocalReader:
 
     Cached ranges are read from the page cache. The rest of a large read bypasses it: the disk writes into the
     buffer itself, and the blob, once it is in the host tier, is not in memory a second time. Other threads
-    wait while DIRECT_READS are under way.
+    wait while DIRECT_READS are under way. `read` does what `os.preadv` does.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: PositionalRead = os.preadv) -> None:
         self._path = path
+        self._preadv = read
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed in close)
         self._size = os.fstat(self._file.fileno()).st_size
         self._direct = _open_direct(path) if self._size >= DIRECT_BYTES else None
@@ -74,15 +77,15 @@ class LocalReader:
         """Read some bytes; return their number."""
         direct = self._direct
         if direct is None or len(into) < DIRECT_BYTES or self._is_cached(offset, len(into)):
-            return os.preadv(self._file.fileno(), [into], offset)
+            return self._preadv(self._file.fileno(), [into], offset)
         try:
             whole = len(into) // ALIGNED_BYTES * ALIGNED_BYTES
             with direct.reads:
-                return os.preadv(direct.descriptor, [into[:whole]], offset)
+                return self._preadv(direct.descriptor, [into[:whole]], offset)
         except OSError as error:
             if error.errno != errno.EINVAL:  # the buffer or the offset is not aligned
                 raise
-            return os.preadv(self._file.fileno(), [into], offset)
+            return self._preadv(self._file.fileno(), [into], offset)
 
     def close(self) -> None:
         self._file.close()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.chaos import load
 from benchmarks.chaos.load import RequestFate, TenantClient, request_templates
 
 LIMIT_S = 0.2
@@ -21,13 +20,11 @@ def listener() -> Iterator[socket.socket]:
 
 
 def client(listener: socket.socket) -> TenantClient:
-    return TenantClient(0, f"http://127.0.0.1:{listener.getsockname()[1]}", "acme", "key")
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return TenantClient(0, url, "acme", "key", connect_s=LIMIT_S)
 
 
-async def test_without_a_connection_in_time_a_gateway_is_unreached(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(load, "CONNECT_S", LIMIT_S)
+async def test_without_a_connection_in_time_a_gateway_is_unreached(listener: socket.socket) -> None:
     with socket.create_connection(listener.getsockname()):  # the backlog is full: further SYNs are dropped
         issued, _ = await client(listener).ask("r-1", request_templates(4)[0], 60.0)
     assert issued.fate is RequestFate.UNREACHED and issued.detail == "no connection in 0.2 s"

@@ -23,14 +23,9 @@ from rdmacast.aio.groups import cancel_and_discard
 from registry.errors import NotFound
 from registry.images.manifest import UNIT_BYTES
 from registry.messages.images import ImageRef
-from tests.fixtures.invoker import FakeImage, make_image
+from tests.fixtures.invoker import FakeImage, empty_disk, make_image
 
 MIB = 1 << 20
-
-
-def empty_disk(path: Path) -> DiskSpace:
-    """Return the same space on every machine: the tests' own file system may be full."""
-    return DiskSpace(total=1000 * MIB, free=1000 * MIB)
 
 
 def cache(tmp_path: Path, limit_bytes: int = 64 * MIB, link_bytes_s: float = 1e9) -> DiskCache:

@@ -5,16 +5,18 @@ import hashlib
 import mmap
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from benchmarks.load.weights import drop_from_cache, read_into_cache
-from registry.images.local_reader import DIRECT_BYTES, DIRECT_READS
+from registry.images.local_reader import DIRECT_BYTES, DIRECT_READS, LocalReader
 from registry.images.local_store import LocalStore
 from registry.images.page_cache import PageCacheMap
+from tests.fixtures.patience import PATIENCE_S
 
 CONTENT = os.urandom(4 * DIRECT_BYTES + 12345)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -76,35 +78,42 @@ def test_large_reads_leave_nothing_in_the_page_cache(store: LocalStore, tmp_path
         cached.close()
 
 
-def test_a_disk_has_a_bounded_number_of_large_reads(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drop_from_cache(tmp_path / "blobs" / DIGEST)
-    reader, read = store.open_blob(DIGEST), os.preadv
-    if not reader.is_direct or reader.cached(0, DIRECT_BYTES) is not None:
-        pytest.skip("this file system has no direct reads")
-    lock, full = threading.Lock(), threading.Barrier(DIRECT_READS)
-    under_way = most = 0
+class MeetingReads:
+    """os.preadv, which lets reads wait until DIRECT_READS are under way, and counts how many are at most."""
 
-    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        nonlocal under_way, most
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-        full.wait(10)  # so many are under way together
-        count = read(descriptor, buffers, offset)
-        with lock:
-            under_way -= 1
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all_there = threading.Barrier(DIRECT_READS)
+        self._under_way = 0
+        self.most = 0
+
+    def __call__(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        with self._lock:
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+        self._all_there.wait(PATIENCE_S)
+        count = os.preadv(descriptor, buffers, offset)
+        with self._lock:
+            self._under_way -= 1
         return count
 
-    monkeypatch.setattr(os, "preadv", preadv)
-    parts = 2 * DIRECT_READS
-    with mmap.mmap(-1, parts * DIRECT_BYTES) as memory, memoryview(memory) as whole:
-        views = [whole[at * DIRECT_BYTES : (at + 1) * DIRECT_BYTES] for at in range(parts)]
-        with ThreadPoolExecutor(parts) as pool:
-            list(pool.map(reader.read_into, range(0, parts * DIRECT_BYTES, DIRECT_BYTES), views))
+
+def test_a_disk_has_a_bounded_number_of_large_reads(store: LocalStore, tmp_path: Path) -> None:
+    blob, reads, parts = tmp_path / "blobs" / DIGEST, MeetingReads(), 2 * DIRECT_READS
+    drop_from_cache(blob)
+    with (
+        closing(LocalReader(blob, reads)) as reader,
+        mmap.mmap(-1, parts * DIRECT_BYTES) as memory,
+        memoryview(memory) as whole,
+        ThreadPoolExecutor(parts) as pool,
+    ):
+        if not reader.is_direct or reader.cached(0, DIRECT_BYTES) is not None:
+            pytest.skip("this file system has no direct reads")
+
+        def read(offset: int) -> None:
+            with whole[offset : offset + DIRECT_BYTES] as view:
+                reader.read_into(offset, view)
+
+        list(pool.map(read, range(0, parts * DIRECT_BYTES, DIRECT_BYTES)))
         assert whole == CONTENT[: len(whole)]
-        for view in views:
-            view.release()
-    reader.close()
-    assert most == DIRECT_READS
+    assert reads.most == DIRECT_READS
