@@ -95,7 +95,7 @@ async def from_arena(source: ReadArena, target: PartialImage) -> None:
 
 async def _for_missing(target: PartialImage, read: Callable[[int, memoryview], Awaitable[None]]) -> None:
     """Run `read` over the missing chunks, READS_IN_FLIGHT at a time, keep and mark them."""
-    chunks = target.missing_chunks(READS_IN_FLIGHT)
+    chunks = target.missing_chunks()
 
     async def work() -> None:
         for offset, nbytes in chunks:

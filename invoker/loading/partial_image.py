@@ -63,20 +63,11 @@ class PartialImage(GrowingRegion):
         """Return whether all units of the range are verified."""
         return self._have.covers(offset, offset + nbytes)
 
-    def missing_chunks(self, readers: int) -> Iterator[tuple[int, int]]:
-        """Yield the missing ranges, in order, as (offset, nbytes) of at most CHUNK_BYTES.
-
-        The first ones of so many readers grow up to that. A disk serves concurrent reads alike: if all were
-        of one size they would end together, and the disk would wait while all are verified.
-        """
-        units = CHUNK_BYTES // UNIT_BYTES
-        first = iter([-(-units * reader // readers) * UNIT_BYTES for reader in range(1, readers)])
+    def missing_chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield the missing ranges, in order, as (offset, nbytes) of at most CHUNK_BYTES."""
         for start, end in self._have.missing(0, self.nbytes):
-            offset = start
-            while offset < end:
-                nbytes = min(next(first, CHUNK_BYTES), end - offset)
-                yield offset, nbytes
-                offset += nbytes
+            for offset in range(start, end, CHUNK_BYTES):
+                yield offset, min(CHUNK_BYTES, end - offset)
 
     def release(self) -> None:
         """Release the memory after the load; no view of it may be taken afterwards."""
