@@ -20,7 +20,8 @@ class PlannerSettings:
     `load_batch`: prompts are paced and KV cache is counted besides. A handler serves exactly its target.
     Calls fail after `no_source_s` without a node that holds or can read the image; until then such a node may
     come back. A version without any instance takes a node of the one with the most once its calls have waited
-    for `share_after_s` and for as long as a start takes (docs/OPERATIONS.md).
+    for `share_after_s` and for as long as a start takes (docs/OPERATIONS.md). A version that requests no
+    longer go to keeps its instances for `late_calls_s`: requests that chose it before would start it again.
     """
 
     max_starts: int = 3
@@ -33,6 +34,7 @@ class PlannerSettings:
     request_age_s: float = 15.0
     no_source_s: float = 5.0
     share_after_s: float = 5.0
+    late_calls_s: float = 1.0
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
 

@@ -56,7 +56,7 @@ class ScalingPlanner:
         self._states: dict[VersionKey, PolicyState] = {}
         self._current: dict[str, int] = {}
         self._candidates: dict[str, int] = {}  # of rollouts in progress
-        self._retiring: set[VersionKey] = set()
+        self._retiring: dict[VersionKey, float] = {}  # since when
         self._undecided: set[VersionKey] = set()  # the policy failed
         self._affinities: dict[VersionKey, NodeAffinity] = {}
         self._seen_requests: dict[str, float] = {}
@@ -125,7 +125,7 @@ class ScalingPlanner:
     def _remove(self, key: VersionKey) -> None:
         self._states.pop(key, None)
         self._affinities.pop(key, None)
-        self._retiring.discard(key)
+        self._retiring.pop(key, None)
         self._undecided.discard(key)
         self._starts.forget(key)
         self.backoff.reset(key)
@@ -188,15 +188,15 @@ class ScalingPlanner:
             before = self._current.get(name)
             self._current[name] = head.current
             new = VersionKey(name, head.current)
-            self._retiring.discard(new)
+            self._retiring.pop(new, None)
             olds = [key for key in by_function.get(name, ()) if key.version not in head.served]
             if before is None:  # the first step of this controller: all other versions are retiring
-                self._retiring.update(key for key in olds if loads[key].live)
+                self._retiring.update((key, step.now) for key in olds if loads[key].live)
             elif before != head.current:
                 old = VersionKey(name, before)
                 load = loads.get(old)
                 if load is not None and load.live:
-                    self._retiring.add(old)
+                    self._retiring[old] = step.now
                     if load.ready:
                         self._start_ahead(new, load)
         for key in [k for k in self._retiring if k not in loads or not loads[k].live]:
@@ -218,10 +218,10 @@ class ScalingPlanner:
                 continue
             del self._candidates[name]
             if key in step.loads and step.loads[key].live and step.cache.functions[name].current != number:
-                self._retiring.add(key)
+                self._retiring[key] = step.now
         for name, rollout in rollouts.items():
             self._candidates[name] = rollout.plan.candidate
-            self._retiring.discard(VersionKey(name, rollout.plan.candidate))
+            self._retiring.pop(VersionKey(name, rollout.plan.candidate), None)
 
     def _start_ahead(self, new: VersionKey, load: FunctionLoad) -> None:
         """Set the floor of the new current version to what `load` of the old one needs."""
@@ -238,6 +238,9 @@ class ScalingPlanner:
             if new.ready < min(step.plan.desired.get(current, 0), new.cap):
                 self._stop_paused(key, step)  # they may be in its way
                 return False  # the other ones stay until the new version is ready
+            if step.now < (until := self._retiring[key] + self._settings.late_calls_s):
+                step.plan.replan_at(until)
+                return False
             load = replace(load, scaling=replace(load.scaling, keep_alive_s=0.0))
             state = without_floor(state)
         ready = [i for i in step.cache.ready(key) if i.instance_id not in self.stopping]
