@@ -21,9 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	@$(BIN)/python -m benchmarks.demo
 
-# Chromium for the tests of the console is installed where that is possible; without it they are skipped.
+# Chromium and Prometheus, for tests of the console and the dashboards, are installed where that is possible; without
+# them these are skipped.
 test: install
-	@$(BIN)/python -m tests.browser
+	@$(BIN)/python -m tests.programs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --durations=15 --durations-min=2
 
 # vLLM in an environment of its own, pinned: 3.4 GB. Of the wheel of vLLM itself the hash is checked.

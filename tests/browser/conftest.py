@@ -1,24 +1,22 @@
 """Tests of the console in a browser are skipped where there is none."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.platform import Platform
+from tests.programs import CHROMIUM, missing, reason
 
 pytest.importorskip("selenium", reason="selenium is not installed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    lacking = missing(CHROMIUM)
     if not lacking:
         return
     here = Path(__file__).parent
-    skipped = pytest.mark.skip(
-        reason=f"there is no {' and no '.join(lacking)}: python -m tests.browser installs them"
-    )
+    skipped = pytest.mark.skip(reason=reason(lacking))
     for item in items:
         if here in item.path.parents:
             item.add_marker(skipped)

@@ -13,6 +13,7 @@ import yaml
 from tests.fixtures.manifests import KUBERNETES, ports_of
 from tests.fixtures.platform import Platform
 from tests.fixtures.promql import metrics_in
+from tests.programs import reason
 
 PROMETHEUS = KUBERNETES.parent / "prometheus"
 HTTP = (KUBERNETES.parents[1] / "docs" / "HTTP.md").read_text()
@@ -40,7 +41,7 @@ EVERY = [*rules("alerts.yaml"), *rules("alerts-kubernetes.yaml")]
 def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
     program = shutil.which("promtool")
     if program is None:
-        pytest.skip("needs promtool (Debian's package prometheus)")
+        pytest.skip(reason(["promtool"]))
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 

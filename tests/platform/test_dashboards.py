@@ -16,6 +16,7 @@ import yaml
 
 from tests.fixtures.patience import until_seen
 from tests.fixtures.platform import Platform
+from tests.programs import reason
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 FUNCTION = "dashboards"
@@ -62,7 +63,7 @@ def expressions() -> dict[str, str]:
 def prometheus(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     program = shutil.which("prometheus")
     if program is None:
-        pytest.skip("needs prometheus (Debian's package of that name)")
+        pytest.skip(reason(["prometheus"]))
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}

@@ -214,7 +214,9 @@ def test_responses(platform: Platform, client: OpenAI, coder: str) -> None:
     record = record_of(platform, raw.headers["x-request-id"])
     assert record["completion_tokens"] == 12
     assert record["prompt_tokens"] == response.usage.input_tokens
-    assert client.responses.create(model=coder, input="import os", instructions="Be brief.").output_text
+    assert client.responses.create(
+        model=coder, input="import os", instructions="Be brief.", temperature=0
+    ).output_text
 
 
 def test_responses_stream_the_same_text(client: OpenAI, coder: str) -> None:
