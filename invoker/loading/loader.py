@@ -126,7 +126,7 @@ class ImageLoader:
                 yield load
             finally:
                 release(load.view)
-                load.mapping.close()
+                await run_in_thread(load.mapping.close)
             return
         load.watchers.append(progress)
         try:
@@ -357,7 +357,7 @@ class ImageLoader:
     async def _leave(self, load: HostLoad) -> None:
         """Cancel an unfinished load or free a finished one, after its last user left."""
         if load.task.done():
-            load.free_memory()
+            await run_in_thread(load.free_memory)  # small pages take long to unmap
         else:
             await cancel_and_wait(load.task)
 
