@@ -3,9 +3,10 @@
 Packs a random Llama, forks two invokers from a zygote, and in turns starts it cold from disk (its page cache
 is dropped first), cold from the other node's arena, hot, and warm from a host copy. A third node loads it
 into host memory from its disk tier (`disk-tier`), thrice a round, without a read of the store, which its
-counters prove. Beside them are limits measured in the same rounds: a read of the file, also around the page cache (by one
-thread, and by as many as a node has), a transfer over one loopback socket into mapped memory, and a copy
-within memory. A start's seconds are those of the whole call; `phases_ms` are the node's own medians.
+counters prove. Beside them are limits measured in the same rounds: a read of the file, also around the page
+cache (by one thread, and by as many as a node has), a transfer over one loopback socket into mapped memory,
+and a copy within memory. A start's seconds are those of the whole call; `phases_ms` are the node's own
+medians.
 
 example:
   python -m benchmarks.starts --rounds 3 --layers 2 --json starts.json
