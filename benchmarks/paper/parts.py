@@ -82,7 +82,7 @@ def _traces() -> list[Part]:
             14 if nodes == 8 else 15,
             f"GPU time, SLO and latencies on the {words} trace, {nodes} nodes",
         )
-        for trace, words, kept in (("conv", "conversation", " --sample 0.4"), ("code", "code", ""))
+        for trace, words, kept in (("conv", "conversation", " --sample 0.5"), ("code", "code", ""))
         for nodes in (8, 12)
     ]
     scenarios += [

@@ -40,6 +40,10 @@ PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
 }
 
 
+RESULTS = ROOT / "benchmarks" / "results"
+RECORDED = [one for one in PARTS.values() if (RESULTS / one.file).exists()]
+
+
 # --- the table of parts
 
 
@@ -51,6 +55,12 @@ def test_a_part_is_a_run_that_its_benchmark_accepts(one: Part) -> None:
         PARSERS[one.module](one.arguments)
     else:
         assert not one.arguments  # all defaults
+
+
+@pytest.mark.parametrize("one", RECORDED, ids=lambda one: str(one.name))
+def test_a_recorded_part_was_run_as_the_table_has_it(one: Part) -> None:
+    commands = [made["params"].get("command") for made in read_records(RESULTS / one.file)]
+    assert all(" ".join(one.arguments) in command for command in commands if command)
 
 
 def test_repeats_are_equal_runs_of_one_source() -> None:

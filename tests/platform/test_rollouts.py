@@ -56,7 +56,7 @@ class Answers:
 
 
 async def under_load(platform: Platform, work: Callable[[Answers], Awaitable[None]]) -> Answers:
-    """Run `work` while clients of both gateways make requests without a pause between answers."""
+    """Run `work` while clients of both gateways make requests, one after the other."""
     answers, urls = Answers(), RunningPlatform.of(platform.data).urls
     assert len(urls) == 2
     over = asyncio.Event()
