@@ -27,6 +27,7 @@ ROBUST: Mapping[str, str] = {
     "trace-slower-5": "a fifth of the real speed",
     "trace-7b": "Llama-2 7B",
     "trace-70b": "Llama-2 70B",
+    "trace-70b-slower-2": "Llama-2 70B, half the real speed",
 }
 LABELS: Mapping[str, str] = {
     "hypercast": "hypercast (default)",

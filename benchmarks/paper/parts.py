@@ -103,6 +103,7 @@ def _more_traces() -> list[Part]:
     conv = f"--trace azure-conv --half second --start burst --nodes 8 --emulated h800-llama2-13b/{SCALE}"
     late = f"--trace azure-conv {SNIPPET} --nodes 8 --late-ms 0 --hop-late-ms 0"
     few = ("hypercast", "hypercast-pipeline", "faasnet", "ideal")
+    half_speed = BURST.replace("--slower 1", "--slower 2")
     return [
         *_repeats(
             _trace(
@@ -150,6 +151,13 @@ def _more_traces() -> list[Part]:
             SOME,
             8,
             "the conversation trace with Llama-2 70B",
+        ),
+        _trace(
+            "trace-70b-slower-2",
+            f"--trace azure-conv {half_speed} --nodes 8 --emulated h800-llama2-70b/{SCALE}",
+            ("hypercast", "serverlessllm", "faasnet", "ideal"),
+            13,
+            "the same at half the real speed",
         ),
         _trace(
             "trace-scale-down",

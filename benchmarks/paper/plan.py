@@ -55,10 +55,10 @@ def faults(records: Records) -> list[str]:
 
 
 def named(parts: Mapping[str, Part], words: Sequence[str]) -> list[Part]:
-    """Return the parts that the words name: each a name or its first words. Raises InvalidPlan."""
+    """Return the parts that the words name: each a whole name or the first words of some. Raises InvalidPlan."""
     found: list[str] = []
     for word in words:
-        matching = [name for name in parts if name == word or name.startswith(f"{word}-")]
+        matching = [word] if word in parts else [name for name in parts if name.startswith(f"{word}-")]
         if not matching:
             raise InvalidPlan(f"{word!r} is no part: python -m benchmarks.paper list shows them")
         found += matching

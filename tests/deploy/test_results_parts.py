@@ -19,7 +19,7 @@ from benchmarks.multicast import command as multicast
 from benchmarks.multicast_sim import command as multicast_sim
 from benchmarks.paper import command
 from benchmarks.paper.parts import PARTS, Part
-from benchmarks.paper.plan import InvalidPlan, State, better, faults, plan, state_of
+from benchmarks.paper.plan import InvalidPlan, State, better, faults, named, plan, state_of
 from benchmarks.paper.runner import Runner, read_records
 from benchmarks.scaleout import command as scaleout
 from benchmarks.trace import command as trace
@@ -127,6 +127,12 @@ def test_words_name_parts_by_their_first_words() -> None:
     assert names(plan(TREE, states(), asked=["trace-1-b", "trace-10"]).run) == ["trace-1-b", "trace-10"]
     with pytest.raises(InvalidPlan, match="'trac' is no part"):
         plan(TREE, states(), asked=["trac"])
+
+
+def test_a_whole_name_means_that_part_alone() -> None:
+    parts = {name: part(name) for name in ("trace-1", "trace-1-slow", "trace-2")}
+    assert names(named(parts, ["trace-1"])) == ["trace-1"]
+    assert names(named(parts, ["trace"])) == list(parts)
 
 
 def test_again_runs_what_is_done_and_nothing_else() -> None:

@@ -37,11 +37,11 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory, root: Path, receiver: OtlpReceiver) -> Iterator[Platform]:
-    """Four nodes on four hosts, which export traces; over their links the model takes 16 s."""
+    """Four nodes on four hosts, which export traces; over their links the model takes 11 s."""
     made = Platform(
         data=tmp_path_factory.mktemp("four") / "data",
         flags=(
-            *("--nodes", str(NODES), "--hosts", str(NODES), "--link-rate", "8mbit"),
+            *("--nodes", str(NODES), "--hosts", str(NODES), "--link-rate", "12mbit"),
             *("--otlp-endpoint", receiver.endpoint),
         ),
         env={"OTEL_BSP_SCHEDULE_DELAY": "100"},
