@@ -132,6 +132,7 @@ async def run(settings: GatewaySettings) -> None:
                     cast_plan=settings.cast_plan,
                     link_bytes_s=settings.link_bytes_s,
                     served_copies_bytes=settings.served_copies_bytes,
+                    moves_on_drain=settings.moves_on_drain,
                     cluster_secret=settings.secret,
                 ),
                 daily_archive=partial(DailyArchive, archive.archiver, audit=audit, lag=lag),

@@ -23,7 +23,7 @@ from invoker.metering.accounts import MeterAccount
 from rdmacast.aio.groups import cancel_and_wait
 from registry.clock import Clock
 from registry.messages.forward import ForwardedChunk, ForwardRequest
-from registry.messages.live import KvLocation, PrefetchKv
+from registry.messages.live import KvLocation, LeaveInstance, PrefetchKv
 from registry.messages.node import (
     Acknowledged,
     Array,
@@ -53,10 +53,13 @@ def generate(
     """Yield generated tokens, those available together in one message, then the usage."""
     runner = _runner(instance)
     shape, run, locate = runner.kv_shape, runner.generate, _nowhere
-    if request.hand_off and shape is not None and isinstance(runner, EngineRunner):
-        run = partial(runner.generate, export=connector.exporter(instance.id))
+    if shape is not None and isinstance(runner, EngineRunner):
         locate = partial(connector.location, instance.id, shape.layers)
+        if request.hand_off:
+            run = partial(runner.generate, export=connector.exporter(instance.id))
     if request.kv is not None and shape is not None:
+        if runner.load is not None and (seen := runner.load.reading(clock.monotonic_s()).prefill_tokens_s):
+            instance.prefill.record(round(seen), shape.layers, 1.0)
         run = partial(_with_kv, run, shape, instance.prefill, request.kv, connector)
     return _generate(run, instance.working(), instance.account, request, clock, calls, locate)
 
@@ -122,6 +125,17 @@ async def _generate(
                     count += len(tokens.ids)
                     yield tokens
     yield _usage(call, clock.monotonic_s() - started_s, prompt=len(request.prompt_ids), completion=count)
+
+
+async def leave(
+    instance: Instance, request: LeaveInstance, connector: KvConnector
+) -> AsyncGenerator[Reply, None]:
+    """End calls that are to continue on other instances, if the engine is a native one."""
+    if isinstance(instance.runner, EngineRunner) and instance.runner.kv_shape is not None:
+        export = connector.exporter(instance.id)
+        for request_id in request.request_ids:
+            await instance.runner.hand_off(request_id, export)
+    yield Acknowledged()
 
 
 async def prefetch_kv(

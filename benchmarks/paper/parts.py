@@ -167,6 +167,13 @@ def _more_traces() -> list[Part]:
             "a surplus of instances ends after 500 ms",
         ),
         _trace(
+            "trace-moves",
+            f"--trace azure-conv {SNIPPET} --nodes 8",
+            ("hypercast", "hypercast-finish", "nccl", "ideal"),
+            6,
+            "calls of instances that are to stop move to others, or end there",
+        ),
+        _trace(
             "trace-steady",
             f"--trace synthetic-steady --minutes 11 --nodes 8 --emulated h800-llama2-13b/{SCALE}",
             ("hypercast",),

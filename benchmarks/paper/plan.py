@@ -55,7 +55,10 @@ def faults(records: Records) -> list[str]:
 
 
 def named(parts: Mapping[str, Part], words: Sequence[str]) -> list[Part]:
-    """Return the parts that the words name: each a whole name or the first words of some. Raises InvalidPlan."""
+    """Return the parts that the words name: each a whole name, or the first words of some.
+
+    Raises InvalidPlan.
+    """
     found: list[str] = []
     for word in words:
         matching = [word] if word in parts else [name for name in parts if name.startswith(f"{word}-")]

@@ -38,16 +38,24 @@ class TestbedPlatform:
     """A platform, at first without nodes; a context manager.
 
     `planner` is that of all casts, "" for any. With `served_copies` hosts keep copies of what their
-    accelerators serve.
+    accelerators serve. Without `moves_on_drain` calls of an instance that is to stop end there.
     """
 
     def __init__(
-        self, testbed: Testbed, folder: Path, planner: str = "", *, served_copies: bool = False
+        self,
+        testbed: Testbed,
+        folder: Path,
+        planner: str = "",
+        *,
+        served_copies: bool = False,
+        moves_on_drain: bool = True,
     ) -> None:
         self._testbed = testbed
         self._gateway_flags = ["--cast-planner", planner] if planner else []
         if served_copies:
             self._gateway_flags += ["--served-copies", UNLIMITED]
+        if not moves_on_drain:
+            self._gateway_flags += ["--drain-calls", "finish"]
         self._stack = ExitStack()
         self._shm = Path()
         self.cluster = ForkedCluster(folder)

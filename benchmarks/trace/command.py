@@ -136,7 +136,11 @@ def run_mode(
                 shutil.copytree, folder / "data" / "logs", keep_logs / mode.name, dirs_exist_ok=True
             )
         platform = stack.enter_context(
-            TestbedPlatform(testbed, folder / "data", mode.planner, served_copies=mode.served_copies)
+            TestbedPlatform(
+                *(testbed, folder / "data", mode.planner),
+                served_copies=mode.served_copies,
+                moves_on_drain=mode.moves,
+            )
         )
         result = run_trace(platform, mode, scenario)
     run = run_of(result, scenario.model_scale)

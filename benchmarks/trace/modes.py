@@ -17,7 +17,8 @@ class TraceMode:
     `served_copies` hosts also keep copies of what their accelerators serve, as in the original. `share`
     is the share of nodes that serve all the time, None where the policy decides. With `frees_images` an
     accelerator frees a model when its last instance ends, as in the originals. `serving` is the function's:
-    disaggregated, some instances run prompts and others continue the calls.
+    disaggregated, some instances run prompts and others continue the calls. With `moves` the calls of an
+    instance that is to stop continue on others; none of the originals does that.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TraceMode:
     share: float | None = None
     frees_images: bool = False
     serving: str = "colocated"
+    moves: bool = False
 
     def instances(self, nodes: int) -> int | None:
         """Return the fixed number of instances, None where the policy decides."""
@@ -53,19 +55,27 @@ MODES = {
     for mode in (
         TraceMode(
             name="hypercast",
+            moves=True,
             description="what a user gets by default: live mode auto, the planner chosen for each cast",
             live="auto",
         ),
         TraceMode(
             name="hypercast-pipeline",
+            moves=True,
             description="the same, and loading nodes always serve in pipelines",
             live="pipeline",
         ),
         TraceMode(
             name="hypercast-disaggregated",
+            moves=True,
             description="the default, and instances that run prompts hand calls off to others",
             live="auto",
             serving="disaggregated",
+        ),
+        TraceMode(
+            name="hypercast-finish",
+            description="the default, but calls of an instance that is to stop end there",
+            live="auto",
         ),
         TraceMode(
             name="distserve",
@@ -78,6 +88,7 @@ MODES = {
         ),
         TraceMode(
             name="stop-the-world",
+            moves=True,
             description="the same casts, and nodes serve once they hold the whole model",
         ),
         TraceMode(
@@ -109,6 +120,7 @@ MODES = {
         ),
         TraceMode(
             name="faasnet-copies",
+            moves=True,
             served_copies=True,
             description="binary tree from instances, from our copies in host memory and from images that "
             "stay on accelerators; nodes serve once they hold the model whole",
@@ -127,6 +139,7 @@ MODES = {
         ),
         TraceMode(
             name="nccl-copies",
+            moves=True,
             served_copies=True,
             description="the same set-up and ring, from instances, from our copies in host memory and from "
             "images that stay on accelerators",
@@ -157,6 +170,7 @@ MODES = {
         ),
         TraceMode(
             name="ideal",
+            moves=True,
             served_copies=True,
             description="every host has the model, and loading takes no time; the control plane is real",
             device=FREE_DEVICE,
@@ -168,6 +182,7 @@ MODES = {
 _FURTHER = (
     "hypercast-pipeline",
     "hypercast-disaggregated",
+    "hypercast-finish",
     "distserve",
     "stop-the-world",
     "faasnet-copies",

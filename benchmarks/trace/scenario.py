@@ -260,5 +260,5 @@ def params_of(args: argparse.Namespace, scenario: TraceScenario, mode: TraceMode
         "host_to_gpu_bytes_s": links["host"],
         "link_bytes_s": links["network"],
         "says": mode.description,
-        **{name: getattr(mode, name) for name in ("planner", "setup_s", "live", "share", "serving")},
+        **{name: getattr(mode, name) for name in ("planner", "setup_s", "live", "share", "serving", "moves")},
     }

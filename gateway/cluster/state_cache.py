@@ -278,6 +278,13 @@ class ClusterStateCache:
     def instance(self, instance_id: str) -> InstanceRecord | None:
         return self._instances.get(instance_id)
 
+    def is_emptying(self, instance_id: str) -> bool:
+        """Return whether an instance takes no more calls, but may run some: it is paused, or drains."""
+        record = self._instances.get(instance_id)
+        return record is not None and (
+            record.state is InstanceState.DRAINING or (record.takes_calls and instance_id in self._draining)
+        )
+
     def instances(self, key: VersionKey | None = None) -> list[InstanceRecord]:
         return list((self._instances if key is None else self._by_key.get(key, {})).values())
 

@@ -62,7 +62,8 @@ class ControlSettings:
 
     `cast_plan` forces one planner on all casts, for experiments. `link_bytes_s` is the assumed rate of links
     that no cast has measured. `served_copies_bytes` is each host's memory for copies of what its accelerators
-    serve. `cluster_secret` decrypts the secrets of functions.
+    serve. With `moves_on_drain` running generations leave instances that are to stop. `cluster_secret`
+    decrypts the secrets of functions.
     """
 
     lease_ttl_s: float = LEASE_TTL_S
@@ -73,6 +74,7 @@ class ControlSettings:
     cast_plan: FixedPlan | None = None
     link_bytes_s: float | None = None
     served_copies_bytes: int = 0
+    moves_on_drain: bool = True
     cluster_secret: Secret = field(default=b"", repr=False)
 
 
@@ -245,7 +247,10 @@ def _assemble(
     decisions = DecisionPublisher(state)
     rollouts = RolloutControl(cluster, planners.rollouts, audit)
     controller = Controller(cluster, planners, local, calls, leadership, work, decisions, rollouts)
-    moves = CallMover(state_cache, changes, channels, dispatcher.pipeline_calls, dispatcher.slots)
+    moves = CallMover(
+        *(state_cache, changes, channels, dispatcher.movable_calls, dispatcher.slots),
+        empties=settings.moves_on_drain,
+    )
     control = Control(
         dispatcher=dispatcher,
         cluster=ClusterControl(cluster, planners, calls, dispatcher.traffic),

@@ -142,6 +142,7 @@ class GatewaySettings:
     cast_plan: FixedPlan | None = None
     link_bytes_s: int | None = None
     served_copies_bytes: int = 0
+    moves_on_drain: bool = True
     deadlines: Deadlines = field(default_factory=Deadlines)
     limits: RequestLimits = field(default_factory=RequestLimits)
     streams: StreamSettings = field(default_factory=StreamSettings)
@@ -194,6 +195,7 @@ def make_settings(options: Options, environ: Mapping[str, str]) -> GatewaySettin
         tracing=tracing_settings(options),
         cast_plan=None if planner is None else parse_fixed_plan(planner),
         link_bytes_s=options.usual_link_rate_bytes_s,
+        moves_on_drain=options.drain_calls == "move",
         deadlines=Deadlines(
             start_s=options.start_timeout_s, idle_s=options.idle_timeout_s, total_s=options.total_timeout_s
         ),

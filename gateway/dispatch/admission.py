@@ -85,12 +85,12 @@ class QueuedRequest:
         self.hot = hot  # a ready instance existed on arrival
         self.ready_s: float | None = arrived_s if hot else None  # when the first ready one was seen
         self.instance: Replica | None = None
-        self.reserved: InstanceRecord | None = None  # the decode instance that fetches its K and V already
+        self.reserved: InstanceRecord | None = None  # the instance on which it is to continue
         self.assigned_s = arrived_s  # when it got `instance`
         self.service_s: float | None = 0.0  # on the instances that it has left; None after a pipeline
         self.has_token = False  # `instance` has produced a token
         self.goes_to = ""  # the instance that takes the call over from a pipeline; "" for any
-        self.handed_off = False  # by a prefill instance: a decode instance continues it
+        self.handed_off = False  # by an instance: another one continues it
         self.error: DispatchError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -117,8 +117,8 @@ class QueuedRequest:
 class RequestQueue:
     """The calls of one function version: some wait, fairly by tenant; the others are on replicas.
 
-    `to_decode` are those that a prefill instance has handed off, `background` calls for which nobody waits,
-    `to_prefill` all others. They are served in this order, the background last.
+    `to_decode` are those that an instance has handed off after their prompt, `background` calls for which
+    nobody waits, `to_prefill` all others. They are served in this order, the background last.
     """
 
     def __init__(self, key: VersionKey) -> None:
@@ -264,7 +264,7 @@ class Admission:
     def requeue(self, queued: QueuedRequest, *, handed_off: bool = False) -> None:
         """Take a call off its replica and queue it again in order of arrival.
 
-        A `handed_off` one waits for a decode instance. It is never rejected for lack of room.
+        A `handed_off` one waits for another instance that decodes. It is never rejected for lack of room.
         """
         queue = self.queue(queued.key)
         queue.unready = queue.unready or queued.ready_s is None

@@ -1,4 +1,4 @@
-"""Hands this gateway's calls off from pipelines as their members are promoted."""
+"""Moves this gateway's running calls: from pipelines to promoted members, and off instances that stop."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from gateway.cluster.condition import ChangeCondition
 from gateway.cluster.node_client import ChannelPool
 from gateway.cluster.replicas import pipeline_replica
 from gateway.cluster.state_cache import ClusterStateCache, VersionKey
-from gateway.dispatch.pipeline_calls import PipelineCalls
+from gateway.dispatch.movable_calls import MovableCalls
 from gateway.dispatch.router import ReplicaSlots
 from registry.errors import ChannelError
 from registry.messages.live import MAX_LEAVING, HandOffCalls
@@ -16,25 +16,36 @@ from registry.records.live import LivePipeline, LiveSwitch
 log = logging.getLogger(__name__)
 
 _HAND_OFF_TIMEOUT_S = 5.0
+_LEAVING = 2  # calls that leave an instance at a time: one is exported while the other one arrives
 
 
 class CallMover:
-    """The task that moves calls to promoted members, once for each, when its instance is ready."""
+    """The task that moves running calls.
+
+    Those of a pipeline move to promoted members, once for each, when its instance is ready. With `empties`
+    generations also leave an instance that takes no more calls, a few at a time, while another instance has
+    room and no call waits: it ends as soon as it has none.
+    """
 
     def __init__(
         self,
         state_cache: ClusterStateCache,
         changes: ChangeCondition,
         links: ChannelPool,
-        calls: PipelineCalls,
+        calls: MovableCalls,
         slots: ReplicaSlots,
+        *,
+        empties: bool = True,
     ) -> None:
         self._state_cache = state_cache
         self._changes = changes
         self._links = links
         self._calls = calls
         self._slots = slots
+        self._empties = empties
         self._done: set[tuple[str, str]] = set()
+        self._emptying: set[str] = set()
+        changes.subscribe(calls.changed.notify)
 
     def __repr__(self) -> str:
         return f"<CallMover {self._calls!r}>"
@@ -45,7 +56,38 @@ class CallMover:
             while True:
                 for pipeline, leaving in self._due():
                     group.create_task(self._leave(pipeline, leaving), name=f"leave {pipeline.name}")
+                for instance_id in self._to_empty():
+                    group.create_task(self._empty(instance_id), name=f"empty {instance_id}")
                 await self._changes.wait()
+
+    def _to_empty(self) -> list[str]:
+        """Return the instances that stop with calls, and are not being emptied yet."""
+        if not self._empties:
+            return []
+        held = [one for one in self._calls.replicas if one not in self._emptying]
+        return [one for one in held if self._state_cache.is_emptying(one)]
+
+    async def _empty(self, instance_id: str) -> None:
+        """Move calls off an instance until it has none, or takes calls again."""
+        self._emptying.add(instance_id)
+        try:
+            moved = sum(await asyncio.gather(*(self._move_off(instance_id) for _ in range(_LEAVING))))
+        finally:
+            self._emptying.discard(instance_id)
+        if moved:
+            log.info("%d calls of instance %s have moved to others", moved, instance_id)
+
+    async def _move_off(self, instance_id: str) -> int:
+        """Move calls off an instance one after the other; return how many."""
+        moved = 0
+        while self._state_cache.is_emptying(instance_id) and (calls := self._calls.on(instance_id)):
+            for call in calls:
+                if await call.leave_instance():
+                    moved += 1
+                    break
+            else:
+                await self._calls.changed.wait()
+        return moved
 
     def _due(self) -> list[tuple[LivePipeline, tuple[str, ...]]]:
         due = []

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,8 +17,8 @@ from gateway.dispatch.admission import Admission, QueuedRequest, RequestQueue
 from gateway.dispatch.demand import DemandPublisher
 from gateway.dispatch.execution import RequestExecution
 from gateway.dispatch.fairness import WeightedFairQueue
+from gateway.dispatch.movable_calls import MovableCalls
 from gateway.dispatch.outcomes import ReplicaOutcome
-from gateway.dispatch.pipeline_calls import PipelineCalls
 from gateway.dispatch.progress import StartProgress
 from gateway.dispatch.router import CallTokens, ReplicaSlots, concurrency_of
 from gateway.dispatch.tokenizers import TokenizerSender
@@ -55,7 +55,7 @@ class DispatchCounts:
 
     failovers: int = 0  # calls that continued elsewhere after their node was lost
     rerouted: int = 0  # calls that an instance rejected before it began
-    moved: int = 0  # calls that a pipeline or a prefill instance handed off
+    moved: int = 0  # calls that a pipeline or an instance handed off
 
 
 class CallDispatcher:
@@ -79,7 +79,7 @@ class CallDispatcher:
     ) -> None:
         self.slots = ReplicaSlots()
         self.counts = DispatchCounts()
-        self.pipeline_calls = PipelineCalls()
+        self.movable_calls = MovableCalls()
         self.deadlines = DeadlineTimer()
         self.tokenizers = tokenizers
         self._state_cache = cluster.state_cache
@@ -139,7 +139,7 @@ class CallDispatcher:
         )
         if not is_handed_off or not has_kv or reserved not in self._state_cache.ready(queued.key):
             reserved = None
-            self._free_reserved(queued)
+            self.unreserve(queued)
         match outcome:
             case ReplicaOutcome.MOVED | ReplicaOutcome.STAGE_LOST | ReplicaOutcome.GONE if isinstance(
                 instance, PipelineReplica
@@ -182,12 +182,24 @@ class CallDispatcher:
 
         Returns None if none is free, or others wait for it.
         """
+        roles = self._state_cache.live.roles(queued.key.function, queued.key.version)
+        decoding = (one for one, role in roles.items() if role is InstanceRole.DECODE)
+        return self._reserve(queued, frozenset(decoding))
+
+    def reserve_elsewhere(self, queued: QueuedRequest) -> InstanceRecord | None:
+        """Reserve a slot of another instance for a running call; None if none is free, or any call waits."""
+        key = queued.key
+        if self._admission.queue(key).waiting:
+            return None
+        able = self._able(key, self._state_cache.ready(key), InstanceRole.DECODE)
+        return self._reserve(queued, frozenset(one.instance_id for one in able))
+
+    def _reserve(self, queued: QueuedRequest, among: Collection[str]) -> InstanceRecord | None:
+        """Reserve a slot of one of these instances, if they are ready and it does not run there already."""
         key, queue = queued.key, self._admission.queue(queued.key)
-        roles = self._state_cache.live.roles(key.function, key.version)
+        own = "" if queued.instance is None else queued.instance.instance_id
         able = [
-            one
-            for one in self._state_cache.ready(key)
-            if roles.get(one.instance_id) is InstanceRole.DECODE and one is not queued.instance
+            one for one in self._state_cache.ready(key) if one.instance_id in among and one.instance_id != own
         ]
         if queued.reserved is not None or queue.to_decode or not able:
             return queued.reserved
@@ -199,7 +211,8 @@ class CallDispatcher:
             queued.reserved = chosen
         return queued.reserved
 
-    def _free_reserved(self, queued: QueuedRequest) -> None:
+    def unreserve(self, queued: QueuedRequest) -> None:
+        """Free the slot that is reserved for a call, if any."""
         reserved, queued.reserved = queued.reserved, None
         if reserved is not None:
             self.slots.release(reserved.instance_id, queued.cost, CallTokens(kv=queued.tokens.kv))
@@ -210,6 +223,7 @@ class CallDispatcher:
             self._admission.on_first_token(queued)
             self.slots.on_first_token(slots_key_of(queued.instance), _to_run(queued))
             self._assign_held(self._admission.queue(queued.key))
+            self.movable_calls.changed.notify()
 
     def on_tokens(self, queued: QueuedRequest, count: int, *, first: bool) -> None:
         """Count new tokens of a call; the time to its first one includes all waiting."""
@@ -256,7 +270,7 @@ class CallDispatcher:
         return queued
 
     def leave(self, queued: QueuedRequest) -> None:
-        self._free_reserved(queued)
+        self.unreserve(queued)
         if queued.instance is not None:
             self._release(queued, queued.instance)
         averages = self._admission.averages.of(queued.key)

@@ -18,6 +18,8 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.core.contract import Assigned, CallUsage, DispatchError, Event, FunctionCall, WaitStage, Work
 from gateway.core.open_call import DeadlineTimer, OpenCall
 from gateway.dispatch.admission import QueuedRequest
+from gateway.dispatch.movable_calls import MovableCalls, unfinished
+from gateway.dispatch.node_requests import hand_off, leave_instance, prefetch_kv
 from gateway.dispatch.outcomes import (
     MAYBE_STARTED,
     REFUSALS,
@@ -26,16 +28,14 @@ from gateway.dispatch.outcomes import (
     translated,
     whole_usage,
 )
-from gateway.dispatch.pipeline_calls import PipelineCalls, unfinished
 from gateway.dispatch.replica_calls import ReplicaCall, collect_usage
-from gateway.dispatch.role_moves import hand_off, prefetch_kv
 from gateway.dispatch.targets import UnfinishedRequest
 from gateway.dispatch.tokenizers import TokenizerSender
 from rdmacast.aio.shielded import run_shielded
 from registry.clock import Clock
 from registry.errors import ChannelClosed, RemoteError
 from registry.messages.forward import ForwardedChunk, ForwardedHead
-from registry.messages.live import MOVED, HandOffCalls, KvLocation, PrefetchKv
+from registry.messages.live import MOVED, HandOffCalls, KvLocation, LeaveInstance, PrefetchKv
 from registry.messages.node import (
     Arrays,
     Generate,
@@ -44,6 +44,7 @@ from registry.messages.node import (
     RequestUsage,
     Tokens,
 )
+from registry.records.engine import EngineKind
 from registry.records.instance import InstanceRecord
 
 
@@ -84,7 +85,7 @@ class RequestRouter(Protocol):
     def max_tries(self) -> int: ...
 
     @property
-    def pipeline_calls(self) -> PipelineCalls: ...
+    def movable_calls(self) -> MovableCalls: ...
 
     @property
     def tokenizers(self) -> TokenizerSender: ...
@@ -92,6 +93,10 @@ class RequestRouter(Protocol):
     def hands_off(self, key: VersionKey, server: Replica) -> bool: ...
 
     def reserve(self, queued: QueuedRequest) -> InstanceRecord | None: ...
+
+    def reserve_elsewhere(self, queued: QueuedRequest) -> InstanceRecord | None: ...
+
+    def unreserve(self, queued: QueuedRequest) -> None: ...
 
     def reroute(
         self, queued: QueuedRequest, outcome: ReplicaOutcome, *, failover: bool, has_kv: bool = False
@@ -116,11 +121,12 @@ class RequestExecution(OpenCall):
     _first_run_s: float | None = None  # when a replica first ran it
     _shown: WaitStage | None = None
     _opened: NodeCall | None = None
-    _pipeline = ""  # name of the pipeline that runs it now
+    _replica = ""  # its key in `movable_calls` now
     _kv: KvLocation | None = None  # of its KV cache, where it was handed off
     _kv_at = ""  # the only instance that can have that, once it fetches it; "" for any
     _prefetching: asyncio.Task[None] | None = None  # asks a decode instance to fetch that
-    _moving: asyncio.Task[None] | None = None  # asks for the move to a decode instance
+    _moving: asyncio.Task[bool] | None = None  # asks for the move to a decode instance
+    _landed: asyncio.Event | None = None  # of the instance that it leaves: set once it runs elsewhere
     _outputs_before = 0  # outputs of earlier tries
     _forwarded: ForwardedChunk | None = None  # the latest, which has the tokens so far
 
@@ -139,6 +145,7 @@ class RequestExecution(OpenCall):
         """Abort the call, also on the node that runs it, and request usage that was not reported."""
         self._state = _State.OVER
         self._close()
+        self._land()
         self._queued.output_tokens, self._queued.is_error = len(self._token_ids), self.is_error
         self._router.leave(self._queued)
         for replica_call in self._replica_calls:
@@ -207,7 +214,7 @@ class RequestExecution(OpenCall):
         client = self._router.client(replica_call.node)
         return client if replica_call.client in (None, client) else None
 
-    # --- for PipelineCalls
+    # --- for MovableCalls
 
     @property
     def call_id(self) -> str:
@@ -221,6 +228,27 @@ class RequestExecution(OpenCall):
 
     def go_to(self, instance_id: str) -> None:
         self._queued.goes_to = instance_id
+
+    async def leave_instance(self) -> bool:
+        """Move to another instance; return once it runs there, or False at once if none has room for it."""
+        queued = self._queued
+        instance, running = queued.instance, self._state is _State.RUNNING and queued.has_token
+        if not running or instance is None or self._landed is not None:
+            return False
+        client = self._router.client(instance.node)
+        if client is None or self._router.reserve_elsewhere(queued) is None:
+            return False
+        request = LeaveInstance(instance_id=instance.instance_id, request_ids=(self.call_id,))
+        landed, self._kv_at = asyncio.Event(), ""
+        self._landed = landed
+        try:
+            if await leave_instance(client, request):
+                await landed.wait()
+                return True
+        finally:
+            self._landed = None
+        self._router.unreserve(queued)
+        return False
 
     async def _placed(self) -> WaitStage | Assigned | None:
         """Wait for a replica or a change of the stage; return the event to report, if any."""
@@ -250,9 +278,16 @@ class RequestExecution(OpenCall):
         opened = client.call(self._work(replica_call, instance))
         await opened.__aenter__()
         self._opened, self._state = opened, _State.RUNNING
-        if isinstance(instance, PipelineReplica):
-            self._pipeline = instance.instance_id
-            self._router.pipeline_calls.begin(instance.instance_id, self)
+        if self._can_leave(instance):
+            self._replica = instance.instance_id
+            self._router.movable_calls.begin(instance.instance_id, self)
+
+    def _can_leave(self, server: Replica) -> bool:
+        """Return whether a replica hands off running calls: a pipeline, or one node's native engine."""
+        if isinstance(server, PipelineReplica):
+            return True
+        is_native = isinstance(self.call.work, Generate) and self.call.version.engine is EngineKind.NATIVE
+        return is_native and isinstance(server, InstanceRecord) and not server.helpers
 
     @property
     def _has_grammar(self) -> bool:
@@ -260,9 +295,9 @@ class RequestExecution(OpenCall):
 
     def _close(self) -> None:
         opened, self._opened = self._opened, None
-        if self._pipeline:
-            self._router.pipeline_calls.end(self._pipeline, self.call_id)
-            self._pipeline = ""
+        if self._replica:
+            self._router.movable_calls.end(self._replica, self.call_id)
+            self._replica = ""
         if opened is not None:
             opened.cancel()
 
@@ -371,6 +406,7 @@ class RequestExecution(OpenCall):
                 replica_call.gpu_us = max(replica_call.gpu_us, gpu_us)
                 if ids and not self._queued.has_token:
                     self._router.on_first_token(self._queued)
+                    self._land()
                     if not reason:
                         self._leave_pipeline()
                 if moving or reason == MOVED:
@@ -422,6 +458,10 @@ class RequestExecution(OpenCall):
         self._kv_at = request.instance_id  # from when the request is sent: K and V can be fetched once
         if not await prefetch_kv(client, request):
             self._kv_at = ""
+
+    def _land(self) -> None:
+        if self._landed is not None:
+            self._landed.set()
 
     def _leave_pipeline(self) -> None:
         """Move a call whose prompt a pipeline has run to a decode instance, if one has room for it."""

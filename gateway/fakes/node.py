@@ -29,7 +29,15 @@ from registry.messages.images import (
     UnpinImage,
     WarmImage,
 )
-from registry.messages.live import MOVED, HandOffCalls, KvLocation, KvStage, OpenPipeline, PrefetchKv
+from registry.messages.live import (
+    MOVED,
+    HandOffCalls,
+    KvLocation,
+    KvStage,
+    LeaveInstance,
+    OpenPipeline,
+    PrefetchKv,
+)
 from registry.messages.node import (
     Acknowledged,
     Array,
@@ -75,7 +83,7 @@ def tokens_after(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 def kv_of(work: Generate) -> KvLocation:
-    """Return where a prefill instance has exported the K and V of a call."""
+    """Return where an instance has exported the K and V of a call."""
     stage = KvStage(link=work.instance_id, host="h", first=0, last=1)
     return KvLocation(pipeline=work.instance_id, epoch=0, sequence=work.request_id, stages=(stage,))
 
@@ -139,6 +147,7 @@ class FakeNode:
         self.asked: list[Generate] = []
         self.prefetches = True
         self.prefetched: list[PrefetchKv] = []
+        self.leaving: set[str] = set()  # calls that end before their next token
         self.used_us: dict[str, int] = {}  # by call, until it is settled
         self.lost_us: dict[str, int] = {}  # by call, where a channel broke before it was settled
         self.settled: list[tuple[str, ...]] = []
@@ -269,6 +278,9 @@ class FakeNode:
             case HandOffCalls():
                 self.pipelines.leave(request)
                 await send(Acknowledged())
+            case LeaveInstance(request_ids=ids):
+                self.leaving.update(ids)
+                await send(Acknowledged())
             case Generate(pipeline=pipeline) if pipeline:
                 self.asked.append(request)
                 await self.pipelines.serve(request, send)
@@ -361,6 +373,9 @@ class FakeNode:
                 helpers = self._helpers(work.instance_id)
                 for i in range(len(generated), sampling.max_tokens):
                     await self.token.through()
+                    if work.request_id in self.leaving:
+                        await send(Tokens(ids=(), finish_reason=MOVED, kv=kv_of(work)))
+                        break
                     self._check_group(work.instance_id)
                     context += (next_token(context, self._vocabulary),)
                     reason = "length" if i + 1 == sampling.max_tokens else ""

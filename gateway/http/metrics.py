@@ -373,7 +373,7 @@ def _control(facts: ControlFacts) -> Iterator[Metric]:
     )
     failovers.add_metric((), facts.failovers)
     moved = CounterMetricFamily(
-        "hypercast_live_moves", "Requests that a pipeline or a prefill instance handed to another instance."
+        "hypercast_live_moves", "Requests that a pipeline or an instance handed to another instance."
     )
     moved.add_metric((), facts.moved)
     desired = GaugeMetricFamily(

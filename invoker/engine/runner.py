@@ -27,7 +27,7 @@ from invoker.engine.engine_load import EngineLoad
 from invoker.engine.kv.cache import KvShape
 from invoker.engine.kv.entry import EntryFormat, LayerEntry
 from invoker.engine.kv.export import ExportKv, KvExport
-from invoker.engine.kv.slices import KvSlice
+from invoker.engine.kv.slices import KvSlice, in_host_memory
 from invoker.engine.output_stream import OutputStream
 from invoker.engine.scheduling.sequence_table import InvalidSequence
 from registry.messages.live import MOVED
@@ -73,13 +73,17 @@ UNBILLED = UnbilledCall()
 
 
 class KvExporter(Protocol):
-    """A GenerateEngine that can export K and V while it runs a prompt."""
+    """A GenerateEngine that can export K and V, also while it runs a prompt."""
 
     def export(self, request_id: str, started: Callable[[KvExport], None]) -> None:
         """See BatchedEngine."""
         ...
 
     def finish_export(self, request_id: str) -> None:
+        """See BatchedEngine."""
+        ...
+
+    def export_kv(self, request_id: str) -> KvSlice:
         """See BatchedEngine."""
         ...
 
@@ -129,6 +133,7 @@ class EngineRunner:
         self._live: dict[str, _Stream] = {}  # the thread's: what the engine holds
         self._streams: set[_Stream] = set()  # the loop's
         self._calls: set[asyncio.Future[dict[str, np.ndarray]]] = set()  # the loop's
+        self._hand_offs: set[asyncio.Future[None]] = set()  # the loop's: set once their sequences have left
         self._held: dict[object, EngineCall] = {}  # the loop's: by stream or forward
         self._closed = asyncio.Event()
         self.load = None if self._generator is None else EngineLoad()
@@ -191,6 +196,21 @@ class EngineRunner:
             self._streams.discard(stream)
             if not stream.ended:
                 self._submit(partial(self._cancel, stream))
+
+    async def hand_off(self, request_id: str, export: ExportKv) -> None:
+        """End a sequence with the finish reason MOVED between two steps, and export its K and V.
+
+        Returns once that is done; without effect on a sequence that is unknown by then.
+        """
+        if self._closing:
+            return
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._hand_offs.add(done)
+        self._submit(partial(self._leave, request_id, export, done))
+        try:
+            await done
+        finally:
+            self._hand_offs.discard(done)
 
     async def compute(
         self,
@@ -261,6 +281,10 @@ class EngineRunner:
         self._release(stream)
         stream.outputs.put_nowait(error)
 
+    def _left(self, done: asyncio.Future[None]) -> None:
+        if not done.done():
+            done.set_result(None)
+
     def _settle(
         self,
         call: asyncio.Future[dict[str, np.ndarray]],
@@ -281,6 +305,8 @@ class EngineRunner:
             stream.outputs.put_nowait(error)
         for call in self._calls:
             self._settle(call, None, error)
+        for done in self._hand_offs:
+            self._left(done)
         for member in list(self._held):
             self._release(member)
         self._closed.set()
@@ -358,6 +384,31 @@ class EngineRunner:
         engine.cancel(request_id)
         return replace(output, finish_reason=MOVED, exported_kv=name)
 
+    def _leave(self, request_id: str, export: ExportKv, done: asyncio.Future[None]) -> None:
+        stream, engine = self._live.get(request_id), self._generator
+        if stream is not None and engine is not None:
+            output = self._exported(cast(KvExporter, engine), request_id, export)
+            engine.cancel(request_id)
+            del self._live[request_id]
+            if self.load is not None:
+                self.load.remove(request_id)
+            self._post(self._deliver, [(stream, output)])
+        self._post(self._left, done)
+
+    def _exported(self, engine: KvExporter, request_id: str, export: ExportKv) -> TokenOutput:
+        """Export a sequence's K and V as far as it has run; return its last output here."""
+        name = ""
+        try:
+            kv = in_host_memory(engine.export_kv(request_id))
+            if kv.tokens:
+                export(request_id, KvExport.whole(kv))
+                name = request_id
+        except (EngineError, RuntimeError, MemoryError) as error:  # then it is recomputed
+            logger.info("cannot export K and V of sequence %s: %s", request_id, error)
+        return TokenOutput(
+            request_id=request_id, token_id=None, logprob=None, finish_reason=MOVED, work=0, exported_kv=name
+        )
+
     def _add(self, stream: _Stream) -> None:
         request_id = stream.sequence.request_id
         work = self._work(stream)
@@ -379,8 +430,13 @@ class EngineRunner:
                 self.load.add(request_id, work)
 
     def _work(self, stream: _Stream) -> int:
-        """Return the prompt tokens of a sequence to run, by the layers it has left."""
+        """Return the prompt tokens of a sequence to run, without those that come with K and V.
+
+        By the layers that it has left.
+        """
         tokens = len(stream.sequence.prompt_ids) + len(stream.sequence.generated_ids)
+        if stream.kv:
+            return max(1, tokens - min(one.tokens for one in stream.kv))
         if stream.entry is None or self.entry_format is None:
             return tokens
         return math.ceil(tokens * self.entry_format.share(stream.entry))

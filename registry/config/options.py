@@ -278,6 +278,14 @@ class Options:
         SIZE,
         default="0B",
     )
+    drain_calls: str = flag(
+        "--drain-calls",
+        UP_GATEWAY,
+        "Running generations of an instance that is to stop: continue on other instances (move), or end "
+        "there (finish).",
+        click.Choice(("move", "finish")),
+        default="move",
+    )
 
     jobs_at_once: int = flag(
         "--jobs-at-once",

@@ -61,6 +61,17 @@ class HandOffCalls(Message, frozen=True, kw_only=True):
     request_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_LEAVING)] = ()
 
 
+class LeaveInstance(Message, frozen=True, kw_only=True):
+    """A request to end these calls of an instance with the finish reason MOVED, and to export their K and V.
+
+    They leave between two steps, one after the other; the reply comes when they have. Unknown ones are
+    ignored, and those of an engine which exports none stay.
+    """
+
+    instance_id: _Name
+    request_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_LEAVING)]
+
+
 class OpenStage(Message, frozen=True, kw_only=True):
     """A request of a pipeline's head to run the layers `[first, last)` in `instance` as stage `place`.
 

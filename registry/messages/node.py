@@ -22,7 +22,7 @@ of times are in the names.
 | EndCalls | CallsUsed |
 | SettleCalls | Done |
 | OpenPipeline | PipelineOpened, and no end |
-| HandOffCalls, LinkStage, PrefetchKv | Done |
+| HandOffCalls, LeaveInstance, LinkStage, PrefetchKv | Done |
 | OpenStage | StageOpened, and no end |
 
 Error codes of a node (RemoteError.code): `no_such_instance`, `start_failed`, `unsupported_model`,
@@ -58,6 +58,7 @@ from registry.messages.live import (
     MAX_HELD_BYTES,
     HandOffCalls,
     KvLocation,
+    LeaveInstance,
     LinkStage,
     OpenPipeline,
     OpenStage,
@@ -246,6 +247,7 @@ Request = (
     | SettleCalls
     | OpenPipeline
     | HandOffCalls
+    | LeaveInstance
     | PrefetchKv
     | OpenStage
     | LinkStage

@@ -1,11 +1,8 @@
 """Disaggregated serving through kills and changes of roles, with real engines: for `make soak`."""
 
-import itertools
-import json
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.checked_streams import CheckedStreams
 from tests.fixtures.decoders import write_decoder
 from tests.fixtures.platform import Platform
 
 NODES, CLIENTS = 4, 6
 KILLS, CHANGES = 17, 17  # of each of three families: more than 50 in all
-TOKENS = 40
-PROMPTS = [[(seed * 5 + step * 7) % 97 for step in range(length)] for seed, length in enumerate((4, 20, 80))]
 
 
 @pytest.fixture(scope="module")
@@ -30,40 +26,6 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running.up()
     yield running
     running.down()
-
-
-class Streams:
-    """Clients that stream completions of the prompts in turn until `stop` is set, and compare all tokens."""
-
-    def __init__(self, platform: Platform, function: str) -> None:
-        self.stop = threading.Event()
-        self._platform = platform
-        self._function = function
-        self._turns = itertools.count()
-        self._expected = [self.tokens(prompt) for prompt in PROMPTS]
-
-    def tokens(self, prompt: list[int]) -> list[int]:
-        body = {"model": self._function, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-        more = {"ignore_eos": True, "stream": True, "return_token_ids": True}
-        ids: list[int] = []
-        with (
-            self._platform.http() as http,
-            http.stream("POST", "/v1/completions", json=body | more, timeout=120.0) as response,
-        ):
-            assert response.status_code == 200, response.read()
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    ids += json.loads(line[6:])["choices"][0].get("token_ids") or []
-        return ids
-
-    def run(self) -> int:
-        """Return the number of streams."""
-        done = 0
-        while not self.stop.is_set():
-            place = next(self._turns) % len(PROMPTS)
-            assert self.tokens(PROMPTS[place]) == self._expected[place]
-            done += 1
-        return done
 
 
 class Roles:
@@ -103,7 +65,7 @@ def test_no_token_is_lost_through_kills_and_changes_of_roles(
 ) -> None:
     write_decoder(family, tmp_path)
     four.run("deploy", str(tmp_path), "--name", family, "--keep-alive", "10m")
-    streams = Streams(four, family)  # answered by one instance
+    streams = CheckedStreams(four, family)  # answered by one instance
     four.run("scale", family, "--serving", "disaggregated", "--instances", str(NODES))
     roles, kills = Roles(four, family), 0
     four.until("all instances have roles", lambda: len(roles.now()) == NODES, timeout_s=120)

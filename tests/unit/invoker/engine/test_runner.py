@@ -100,6 +100,56 @@ async def test_a_sequence_handed_off_after_its_first_token_continues_the_same(
         await runner.aclose()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+async def test_a_sequence_that_leaves_while_it_decodes_continues_the_same(
+    kind: str, temperature: float
+) -> None:
+    prompt = list(range(1, 60))
+    sampling = {"max_tokens": 200, "temperature": temperature, "seed": 7}
+    request = sequence("r", prompt, **sampling)
+    (expected,) = run_all(make_decoder(kind), [request]).values()
+    before, after = EngineRunner(make_decoder(kind)), EngineRunner(make_decoder(kind))
+    exported: dict[str, KvExport] = {}
+    async with aclosing(before.generate(request)) as outputs:
+        tokens: list[int] = []
+        async for output in outputs:
+            tokens += [] if output.token_id is None else [output.token_id]
+            if len(tokens) == 5:
+                await before.hand_off("r", exported.__setitem__)
+    assert (output.token_id, output.finish_reason, output.exported_kv) == (None, MOVED, "r")
+    kv = exported["r"].wait(0.0)
+    assert len(tokens) < 200 and tokens == expected[: len(tokens)] and before.kv_tokens[0] == 0
+    assert kv.tokens == len(prompt) + len(tokens) - 1, "nothing has followed the last token yet"
+    continued = await _outputs(after, sequence("r", prompt, expected[: len(tokens)], **sampling), [kv])
+    assert [output.token_id for output in continued] == expected[len(tokens) :]
+    assert continued[0].work == 1, "nothing was computed again"
+    for runner in (before, after):
+        await runner.aclose()
+
+
+async def test_a_sequence_that_cannot_be_exported_leaves_without() -> None:
+    class Unable(FakeEngine):
+        def export_kv(self, request_id: str) -> object:
+            raise MemoryError("no memory for a copy")
+
+    runner = EngineRunner(Unable())
+    async with aclosing(runner.generate(sequence("r", [1, 2], max_tokens=1 << 20))) as outputs:
+        await anext(outputs)
+        await runner.hand_off("r", lambda name, kv: None)
+        last = [output async for output in outputs][-1]
+    assert (last.finish_reason, last.exported_kv) == (MOVED, "")
+    await runner.aclose()
+
+
+async def test_unknown_sequences_and_a_closed_engine_are_left_at_once() -> None:
+    runner, exported = EngineRunner(make_decoder("llama")), dict[str, KvExport]()
+    await runner.hand_off("r", exported.__setitem__)
+    await runner.aclose()
+    await runner.hand_off("r", exported.__setitem__)
+    assert not exported
+
+
 async def test_k_and_v_are_exported_before_the_prompt_has_run() -> None:
     runner, exported = EngineRunner(make_decoder("llama", prefill_budget=16)), dict[str, KvExport]()
     request = sequence("r", list(range(1, 60)), max_tokens=4)

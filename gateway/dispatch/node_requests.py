@@ -1,10 +1,10 @@
-"""Requests to nodes by which calls of a disaggregated function move from prompts to decode instances."""
+"""Requests to nodes by which running calls move to other instances."""
 
 import logging
 
 from gateway.cluster.node_client import NodeClient
 from registry.errors import ChannelError
-from registry.messages.live import HandOffCalls, PrefetchKv
+from registry.messages.live import HandOffCalls, LeaveInstance, PrefetchKv
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +17,19 @@ async def prefetch_kv(client: NodeClient, request: PrefetchKv) -> bool:
     return await _sent(client, request, f"instance {request.instance_id} does not prefetch K and V")
 
 
-async def hand_off(client: NodeClient, request: HandOffCalls) -> None:
+async def hand_off(client: NodeClient, request: HandOffCalls) -> bool:
     """Send a request to the head of a pipeline; if it fails, the calls stay there until the pipeline ends."""
-    await _sent(client, request, f"calls of pipeline {request.pipeline} stay")
+    return await _sent(client, request, f"calls of pipeline {request.pipeline} stay")
 
 
-async def _sent(client: NodeClient, request: PrefetchKv | HandOffCalls, otherwise: str) -> bool:
+async def leave_instance(client: NodeClient, request: LeaveInstance) -> bool:
+    """Send a request to an instance's node; if it fails, the calls stay there until they end."""
+    return await _sent(client, request, f"calls of instance {request.instance_id} stay")
+
+
+async def _sent(
+    client: NodeClient, request: PrefetchKv | HandOffCalls | LeaveInstance, otherwise: str
+) -> bool:
     try:
         async with client.call(request) as replies:
             async for _ in replies:

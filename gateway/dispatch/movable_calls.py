@@ -1,15 +1,16 @@
-"""The calls of this gateway on pipelines, and which of them move when a member is promoted (pure)."""
+"""The generations of this gateway by replica, and which of them move when a pipeline's member is promoted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.cluster.condition import ChangeCondition
 from gateway.dispatch.targets import UnfinishedRequest, share_of
 from registry.messages.node import Generate
 
 
 class MovableCall(Protocol):
-    """A call on a pipeline. `go_to` sets the instance on which it is to continue."""
+    """A generation on a pipeline or an instance."""
 
     @property
     def call_id(self) -> str:
@@ -19,7 +20,16 @@ class MovableCall(Protocol):
     @property
     def unfinished(self) -> UnfinishedRequest: ...
 
-    def go_to(self, instance_id: str) -> None: ...
+    def go_to(self, instance_id: str) -> None:
+        """Set the instance on which it is to continue when its pipeline hands it off."""
+        ...
+
+    async def leave_instance(self) -> bool:
+        """Move to another instance; return once it runs there, or False at once if none has room for it.
+
+        It moves only after its first token from this instance.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,27 +40,37 @@ class CallHandOff:
     call_ids: tuple[str, ...]
 
 
-class PipelineCalls:
-    """The running calls by pipeline; each call adds and removes itself and is on one pipeline at most."""
+class MovableCalls:
+    """The running generations by replica; each adds and removes itself and is on one replica at most.
+
+    `changed` is notified when one has ended, and when one has its first token of a replica.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[str, dict[str, MovableCall]] = {}
+        self.changed = ChangeCondition()
 
     def __repr__(self) -> str:
-        return f"<PipelineCalls { {name: len(calls) for name, calls in self._calls.items()} }>"
+        return f"<MovableCalls { {name: len(calls) for name, calls in self._calls.items()} }>"
 
-    @property
-    def count(self) -> int:
-        return sum(map(len, self._calls.values()))
+    def begin(self, replica: str, call: MovableCall) -> None:
+        self._calls.setdefault(replica, {})[call.call_id] = call
 
-    def begin(self, pipeline: str, call: MovableCall) -> None:
-        self._calls.setdefault(pipeline, {})[call.call_id] = call
-
-    def end(self, pipeline: str, call_id: str) -> None:
-        calls = self._calls.get(pipeline, {})
+    def end(self, replica: str, call_id: str) -> None:
+        calls = self._calls.get(replica, {})
         calls.pop(call_id, None)
         if not calls:
-            self._calls.pop(pipeline, None)
+            self._calls.pop(replica, None)
+        self.changed.notify()
+
+    @property
+    def replicas(self) -> Sequence[str]:
+        """The ids of instances, and names of pipelines, that run some."""
+        return tuple(self._calls)
+
+    def on(self, replica: str) -> Sequence[MovableCall]:
+        """Return the calls on a replica, the oldest first."""
+        return tuple(self._calls.get(replica, {}).values())
 
     def share(self, pipeline: str, instance_id: str, sharers: int, room: int) -> CallHandOff:
         """Move one in `sharers` of the pipeline's calls to the instance, at most `room`."""
