@@ -178,7 +178,8 @@ class Page:
         values = figure.values(self.sources, self.results)
         if not values:
             return UNCOUNTED if source in self.sources and not self.sources[source].earlier else NOTHING
-        return f"{figure.cell(self.sources, self.results)} {'✓' if row.reached(values[0]) else '✗'}"
+        cell = figure.cell(self.sources, self.results)
+        return f"{cell} {'✓' if row.reached(values[0]) else '✗'}" if row.goal else cell
 
     def _measure(self, measure: Measure, sources: Sequence[str]) -> str:
         """Return the marker of a measure's table, empty if no file has it."""
