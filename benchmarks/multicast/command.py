@@ -67,7 +67,7 @@ from rdmacast.plan.planners.automatic import choose_planner, default_link_facts,
 from rdmacast.plan.planners.catalog import PLANNERS
 
 AUTO = "auto"
-KEPT, FRESH = "kept", "fresh"
+KEPT, FRESH, APART = "kept", "fresh", "apart"
 _TRIPS = 5
 
 
@@ -117,7 +117,7 @@ def hypercast_contenders(crew: Crew, nodes: int, args: argparse.Namespace) -> It
     for sources, planner, links in product(args.sources, args.planner, args.links):
         if sources >= nodes:
             continue
-        suffix = f"-{FRESH}" if links == FRESH else ""
+        suffix = "" if links == KEPT else f"-{links}"
         if planner == AUTO:
             # With the cost of request, check and announcement of a block.
             usual = default_link_facts("tcp")
@@ -149,6 +149,7 @@ def task_of(args: argparse.Namespace, planner: str, blocks: int, sources: int, l
         in_slots=in_slots,
         link_bytes_s=int(args.rate) if args.transport == "tcp" else 0,
         fresh_links=links == FRESH,
+        apart=links == APART,
     )
 
 
@@ -202,8 +203,14 @@ def add_cast_options(parser: argparse.ArgumentParser) -> None:
     add("--planner", type=some_of(planners), default="binomial,chain,tree", help=f"of {', '.join(planners)}")
     add("--blocks", type=comma_list(at_least(1)), default="128", help="blocks per cast, such as 64,128")
     add("--loose", action="store_true", help="let pipelines of coarse blocks run ahead of their steps")
-    links = some_of((KEPT, FRESH))
-    add("--links", type=links, default=KEPT, help="kept: open between casts; fresh: opened by each cast")
+    links = some_of((KEPT, FRESH, APART))
+    add(
+        "--links",
+        type=links,
+        default=KEPT,
+        help="kept: open between casts; fresh: opened by each cast; apart: kept, and the sources and the "
+        "first target have a processor of their own",
+    )
     add("--window", type=at_least(1), default=3, help="blocks that a node pulls concurrently")
     add("--latency", type=float, default=0.0005, help="for auto: seconds per hop")
     add("--restart", type=float, default=0.001, help="for auto: seconds per change of partner, per block")

@@ -12,6 +12,7 @@ class MulticastTask(msgspec.Struct, frozen=True, kw_only=True):
     `window` is how many blocks a node pulls concurrently; with `in_slots` they are pulled one at a time, in
     the order of the plan's steps. `link_bytes_s` is the links' rate if the nodes know it, else 0. `leaves`
     names the leaf switch of each node, if the nodes know it. With `fresh_links` nodes connect for each cast.
+    With `apart` the sources and the first target have one processor, and the other targets the rest.
     """
 
     planner: str
@@ -22,6 +23,7 @@ class MulticastTask(msgspec.Struct, frozen=True, kw_only=True):
     link_bytes_s: int = 0
     leaves: list[str] = msgspec.field(default_factory=list)
     fresh_links: bool = False
+    apart: bool = False
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True, kw_only=True):

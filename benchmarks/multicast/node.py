@@ -7,6 +7,7 @@ in a file there, with "-" in private memory.
 
 import gc
 import mmap
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from benchmarks.multicast.messages import (
     ImageReady,
     MulticastOrder,
     MulticastReply,
+    MulticastTask,
     PrepareImage,
     ReportDigest,
     StartCast,
@@ -68,6 +70,7 @@ class MulticastNode:
         )
         self._fresh_links = CastLinks(connector=Connector(host, transports), watcher=RegionWatcher(SECRET))
         self._folder = folder
+        self._processors = sorted(os.sched_getaffinity(0))
         self._held = ImageBuffer(self._allocate)
         self._order: PrepareImage | None = None
         self._region: GrowingRegion | None = None
@@ -90,12 +93,21 @@ class MulticastNode:
         if not order.task.fresh_links:  # as when nodes join
             peers = [PeerAddress(url=node.url, host=node.host) for node in order.nodes]
             await self._kept_links.prepare([one for rank, one in enumerate(peers) if rank != self._rank])
+        self._pin(order.task)
         is_source = self._rank < order.task.sources
         self._held.prepare(order.nbytes, order.seed, source=is_source)
         path = str(self._path_of(self._rank)) if self._folder else None
         self._region = GrowingRegion(self._held.image.data, shm_path=path, complete=is_source)
         self._server.publish(order.cast, self._region)
         self._order = order
+
+    def _pin(self, task: MulticastTask) -> None:
+        """Move all threads of this process to the processors that the task gives it."""
+        wanted = self._processors
+        if task.apart and len(wanted) > 1:
+            wanted = wanted[:1] if self._rank <= task.sources else wanted[1:]
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), wanted)
 
     async def _cast(self) -> CastFinished:
         order, region = self._order, self._region

@@ -161,6 +161,7 @@ def _details(contender: MulticastContender) -> dict[str, Any]:
     if contender.task is not None:
         details |= {"blocks": contender.task.blocks, "window": contender.task.window}
         details |= {"links": "fresh"} if contender.task.fresh_links else {}
+        details |= {"processors": "apart"} if contender.task.apart else {}
     return details | ({"reason": contender.reason} if contender.reason else {})
 
 

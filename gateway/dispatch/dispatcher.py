@@ -187,9 +187,12 @@ class CallDispatcher:
         return self._reserve(queued, frozenset(decoding))
 
     def reserve_elsewhere(self, queued: QueuedRequest) -> InstanceRecord | None:
-        """Reserve a slot of another instance for a running call; None if none is free, or any call waits."""
+        """Reserve a slot of another instance for a running call.
+
+        Returns None if none is free, or calls wait for one that are not in the background.
+        """
         key = queued.key
-        if self._admission.queue(key).waiting:
+        if self._admission.queue(key).to_prefill:
             return None
         able = self._able(key, self._state_cache.ready(key), InstanceRole.DECODE)
         return self._reserve(queued, frozenset(one.instance_id for one in able))

@@ -221,14 +221,15 @@ def test_casts_over_links_are_measured_and_checked() -> None:
 
 
 def test_casts_in_shared_memory_are_measured_beside_copies() -> None:
-    options = "--transport shm --nodes 3 --size 2MiB --planner chain --blocks 4 --repeat 1 --links kept,fresh"
-    args = multicast.parse(shlex.split(options))
+    options = "--transport shm --nodes 3 --size 2MiB --planner chain --blocks 4 --repeat 1"
+    args = multicast.parse([*shlex.split(options), "--links", "kept,fresh,apart"])
     out = Recording()
     multicast.measure(args, out)
-    rows = out.records
-    assert [row["name"] for row in rows] == ["chain", "chain-fresh", "copy", "copy-checked", "read-checked"]
-    assert all(set(row["transports"]) == {"shm"} for row in rows[:2])
-    assert min(row["ratio_to_limit"] for row in rows[3:]) == 1.0
+    ours, copies = out.records[:3], out.records[3:]
+    assert [row["name"] for row in ours] == ["chain", "chain-fresh", "chain-apart"]
+    assert all(set(row["transports"]) == {"shm"} for row in ours)
+    assert [row["name"] for row in copies] == ["copy", "copy-checked", "read-checked"]
+    assert min(row["ratio_to_limit"] for row in copies[1:]) == 1.0
 
 
 def test_plain_copies_are_the_limit_of_fresh_links_too(crew: Crew) -> None:
