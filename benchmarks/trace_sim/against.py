@@ -65,6 +65,7 @@ def measured(path: Path, *, anyway: bool = False) -> list[MeasuredRun]:
             # An idle surplus ends as any other, and the profile is known by its device and model.
             options += [("--keep-alive", str(params.get("keep_alive", params["scale_down_delay"])))]
             options += [(f"--{key}", str(params[name])) for key, name in _SINCE.items() if name in params]
+            options += [("--drain-calls", "move" if params.get("moves") else "finish")]
             profile = _profile_of(params["emulated"])
             options += [("--emulated", profile)]
             if "arena_bytes" in params and params["functions"] == 1:

@@ -75,7 +75,9 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         start_s=args.start_ms / 1e3 / args.slower,
         react_s=args.react_ms / 1e3 / args.slower,
         call_s=args.call_ms / 1e3 / args.slower,
+        move_s=args.move_ms / 1e3 / args.slower,
     )
+    known = MODES[mode]
     scaling = Scaling(
         min_instances=args.min_instances,
         policy=ScalingMode(args.policy),
@@ -88,7 +90,7 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
     )
     return SimulationSettings(
         profile=args.profile,
-        mode=MODES[mode],
+        mode=replace(known, moves=known.moves if args.drain_calls is None else args.drain_calls == "move"),
         scaling=scaling,
         nodes=args.nodes,
         overheads=overheads,
@@ -229,6 +231,17 @@ def make_parser() -> argparse.ArgumentParser:
     add("--start-ms", type=not_negative, default=50.0, help="the platform's own time of a start")
     add("--react-ms", type=not_negative, default=50.0, help="from a change of the load to the decision")
     add("--call-ms", type=not_negative, default=5.0, help="the platform's own time of a first token")
+    add(
+        "--move-ms",
+        type=not_negative,
+        default=50.0,
+        help="from one call that leaves a stopping instance to the next",
+    )
+    add(
+        "--drain-calls",
+        choices=("move", "finish"),
+        help="what calls of a stopping instance do (default the mode's)",
+    )
     add("--seed", type=int, default=0, help="equal seeds give equal figures")
     add("--against", type=Path, help="simulate the settings of these records of benchmarks.trace")
     add("--anyway", action="store_true", help="also of records that do not count")

@@ -22,7 +22,7 @@ MAX_FRESH, MAX_FRESH_TOKENS = (
 
 @dataclass(slots=True, eq=False)
 class SimulatedFunction:
-    """One function. `ready` and `starting` are its instances; `draining` ones finish their calls.
+    """One function. `ready` and `starting` are its instances; `draining` ones stop once they have no calls.
 
     `deciding` while a decision is due, `timer_s` is the next one without a change. `alone_since_s` is when
     its calls began to wait without any instance and free node.
@@ -112,6 +112,17 @@ class SimulatedFunction:
             if load < least and self.admits(instance, call, slots):
                 best, least = instance, load
         return best
+
+    def place(self, call: SimulatedCall) -> SimulatedInstance | None:
+        """Return the least loaded instance with room for a call that decodes elsewhere, None without one."""
+        slots, kv_tokens = self.slots, self.observed.kv_tokens
+        able = [
+            one
+            for one in self.ready
+            if one.calls < slots
+            and (not self.paced or not one.calls or one.kv_tokens + call.kv_tokens <= kv_tokens)
+        ]
+        return min(able, key=lambda one: (one.calls, one.id), default=None)
 
     def load(self, nodes: int, starts: StartForecast, now_s: float) -> FunctionLoad:
         """Return the load for the scaling policy."""

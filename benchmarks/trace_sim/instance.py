@@ -10,7 +10,7 @@ where their KV cache fits.
 import math
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from benchmarks.trace_sim.observed import ObservedCapacity
 from benchmarks.trace_sim.step_times import StepTimes
@@ -60,6 +60,7 @@ class SimulatedInstance:
     """
 
     __slots__ = (
+        "_adopted",
         "_chunk",
         "_context",
         "_ends",
@@ -79,6 +80,7 @@ class SimulatedInstance:
         "fresh_tokens",
         "id",
         "kv_tokens",
+        "moving",
         "node",
         "phase_ends_s",
         "ready_s",
@@ -90,12 +92,14 @@ class SimulatedInstance:
         self.id, self.node = id_, node
         self.started_s = self.ready_s = self.busy_s = 0.0
         self.stopping = False
+        self.moving = False  # a call is to leave it
         self.calls = self.fresh = self.fresh_tokens = self.kv_tokens = 0
         self.at_s, self.phase_ends_s = 0.0, math.inf
         self._model, self._observed = model, observed
         self._ends: list[tuple[int, int, SimulatedCall]] = []  # by the step that makes their last token
         self._prompts: deque[SimulatedCall] = deque()
         self._waiting: list[SimulatedCall] = []  # prompts for the next phase
+        self._adopted: list[tuple[SimulatedCall, int]] = []  # calls that decode in the next phase
         self._order = self._step_count = self._context = 0
         # The phase: its steps, their mean time, the tokens of the first prompt in each, and in its only step
         # the prompts' parts if one is completed.
@@ -112,15 +116,43 @@ class SimulatedInstance:
         self.fresh_tokens += call.prompt_tokens
         self.kv_tokens += call.kv_tokens
         call.left = call.prompt_tokens
-        if not self._steps:
-            self.at_s = max(self.at_s, now_s)
-        elif now_s > self.at_s:
-            steps = math.ceil((now_s - self.at_s) / self._step_s)
-            if steps >= self._steps:  # the current step is the last of its phase
-                self._waiting.append(call)
-                return
-            self._run(steps)
+        if not self._cut(now_s):
+            self._waiting.append(call)
+            return
         self._prompts.append(call)
+        self._begin()
+
+    @property
+    def oldest(self) -> SimulatedCall | None:
+        """The call that has decoded for longest, None if none does."""
+        return min(self._ends, key=lambda one: one[1])[2] if self._ends else None
+
+    def leave(self, now_s: float) -> tuple[SimulatedCall, int] | None:
+        """Remove the oldest call that decodes, after the current step; return it and its tokens left.
+
+        None if none decodes, or that step is the last of its phase.
+        """
+        if not self._ends or not self._cut(now_s):
+            return None
+        entry = min(self._ends, key=lambda one: one[1])
+        self._ends.remove(entry)
+        heapify(self._ends)
+        end, _, call = entry
+        left = end - self._step_count
+        self._context -= call.prompt_tokens + call.output_tokens - 1 - left
+        self.calls -= 1
+        self.kv_tokens -= call.kv_tokens
+        self._begin()
+        return call, left
+
+    def adopt(self, call: SimulatedCall, left: int, now_s: float) -> None:
+        """Decode the tokens that a call has left, after the current step."""
+        self.calls += 1
+        self.kv_tokens += call.kv_tokens
+        if not self._cut(now_s):
+            self._adopted.append((call, left))
+            return
+        self._decode(call, left)
         self._begin()
 
     def finish_phase(self) -> PhaseEnd:
@@ -134,9 +166,7 @@ class SimulatedInstance:
             self.fresh -= 1
             self.fresh_tokens -= call.prompt_tokens
             if call.output_tokens > 1:
-                self._order += 1
-                self._context += call.prompt_tokens
-                heappush(self._ends, (self._step_count + call.output_tokens - 1, self._order, call))
+                self._decode(call, call.output_tokens - 1)
             else:
                 ended.append(call)
         while self._ends and self._ends[0][0] <= self._step_count:
@@ -149,13 +179,16 @@ class SimulatedInstance:
             self.kv_tokens -= call.kv_tokens
         self._prompts.extend(self._waiting)
         self._waiting.clear()
+        for call, left in self._adopted:
+            self._decode(call, left)
+        self._adopted.clear()
         self._begin()
         return PhaseEnd(first, ended)
 
     def check_integrity(self) -> None:
         """Assert that counts and queues agree."""
         assert self.fresh == len(self._prompts) + len(self._waiting)
-        assert self.calls == self.fresh + len(self._ends)
+        assert self.calls == self.fresh + len(self._ends) + len(self._adopted)
         assert (self.phase_ends_s == math.inf) == (self.calls == 0)
         decoded = sum(
             c.prompt_tokens + c.output_tokens - 1 - (end - self._step_count) for end, _, c in self._ends
@@ -163,6 +196,23 @@ class SimulatedInstance:
         assert self._context == decoded
 
     # --- phases
+
+    def _cut(self, now_s: float) -> bool:
+        """End the phase with its current step; return False if that is its last one, which ends by itself."""
+        if not self._steps:
+            self.at_s = max(self.at_s, now_s)
+        elif now_s > self.at_s:
+            steps = math.ceil((now_s - self.at_s) / self._step_s)
+            if steps >= self._steps:
+                return False
+            self._run(steps)
+        return True
+
+    def _decode(self, call: SimulatedCall, left: int) -> None:
+        """Add a call that has so many tokens left to the next phase."""
+        self._order += 1
+        self._context += call.prompt_tokens + call.output_tokens - 1 - left
+        heappush(self._ends, (self._step_count + left, self._order, call))
 
     def _begin(self) -> None:
         """Begin the next phase at `at_s`."""

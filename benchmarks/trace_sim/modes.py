@@ -21,7 +21,8 @@ class SimulatedMode:
 
     `planner` plans casts ("": the platform's choice by link rates), after `setup_s`. With `share` there is no
     scaling: that share of the nodes always runs instances. Without `keeps_copies` host memory has an image
-    only while an instance runs there; where none runs, a node reads its own disk.
+    only while an instance runs there; where none runs, a node reads its own disk. With `moves` calls leave an
+    instance that is to stop.
     """
 
     name: str
@@ -31,12 +32,15 @@ class SimulatedMode:
     setup_s: float = 0.0
     share: float = 0.0
     keeps_copies: bool = True
+    moves: bool = False
 
 
 MODES = {
     mode.name: mode
     for mode in (
-        SimulatedMode(name="hypercast", description="casts by the planner that the platform chooses"),
+        SimulatedMode(
+            name="hypercast", description="casts by the planner that the platform chooses", moves=True
+        ),
         SimulatedMode(
             name="serverlessllm",
             description="each node from its own disk, or host memory while it keeps a copy",
@@ -55,6 +59,7 @@ MODES = {
         ),
         SimulatedMode(
             name="faasnet-copies",
+            moves=True,
             description="casts by a binary tree, from host memory too",
             planner="tree",
         ),
@@ -68,6 +73,7 @@ MODES = {
         ),
         SimulatedMode(
             name="nccl-copies",
+            moves=True,
             description=f"group set-up of {GROUP_SETUP_S * 1e3:g} ms, then a ring, from host memory too",
             planner="chain",
             setup_s=GROUP_SETUP_S,
@@ -75,6 +81,6 @@ MODES = {
         SimulatedMode(name="blitzscale", description="casts by a chain, without ZigZag", planner="chain"),
         SimulatedMode(name="fixed-full", description="an instance on every node, no scaling", share=1.0),
         SimulatedMode(name="fixed-half", description="an instance on every second node", share=0.5),
-        SimulatedMode(name="ideal", description="loading takes no time", source=ImageSource.FREE),
+        SimulatedMode(name="ideal", description="loading takes no time", source=ImageSource.FREE, moves=True),
     )
 }

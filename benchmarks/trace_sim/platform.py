@@ -25,7 +25,10 @@ _Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedPlatform:
-    """A simulation of `functions` on the nodes of `cluster`; `figures` receives what happens."""
+    """A simulation of `functions` on the nodes of `cluster`; `figures` receives what happens.
+
+    With `moves` calls that decode leave an instance which is to stop, one after the other.
+    """
 
     functions: Sequence[SimulatedFunction]
     cluster: SimulatedCluster
@@ -34,6 +37,7 @@ class SimulatedPlatform:
     start_times: StartTimes
     overheads: Overheads
     figures: RunFigures
+    moves: bool = False
     _events: list[_Event] = field(default_factory=list)
     _numbers: int = 0
     _instances: int = 0
@@ -95,7 +99,11 @@ class SimulatedPlatform:
     def _assign(self, function: SimulatedFunction, call: SimulatedCall, instance: SimulatedInstance) -> None:
         before_s = instance.phase_ends_s
         function.assign(call, instance, self._now_s)
-        if instance.phase_ends_s != before_s:
+        self._follow(function, instance, before_s)
+
+    def _follow(self, function: SimulatedFunction, instance: SimulatedInstance, before_s: float) -> None:
+        """Wait for the end of the phase unless it ends as before."""
+        if instance.phase_ends_s not in (before_s, inf):
             self._at(instance.phase_ends_s, self._on_phase_end, function, instance, instance.phase_ends_s)
 
     def _on_phase_end(self, function: SimulatedFunction, instance: SimulatedInstance, at_s: float) -> None:
@@ -116,6 +124,8 @@ class SimulatedPlatform:
                 self._stop(function, instance)
         else:
             self._fill(function, instance)
+        for one in sorted(function.draining, key=lambda one: one.id):
+            self._empty(function, one)
         self._changed(function)
 
     def _fill(self, function: SimulatedFunction, instance: SimulatedInstance) -> None:
@@ -224,8 +234,36 @@ class SimulatedPlatform:
             return
         function.ready.remove(instance)
         function.draining.add(instance)
-        if not instance.calls:
+        if instance.calls:
+            self._empty(function, instance)
+        else:
             self._stop(function, instance)
+
+    def _empty(self, function: SimulatedFunction, instance: SimulatedInstance) -> None:
+        """Have the next call leave an instance that is to stop."""
+        if self.moves and not instance.moving:
+            instance.moving = True
+            self._at(self._now_s + self.overheads.move_s, self._move_call, function, instance)
+
+    def _move_call(self, function: SimulatedFunction, instance: SimulatedInstance) -> None:
+        """Move a call to another instance if that has room and none waits; else try again as calls end."""
+        instance.moving = False
+        call = instance.oldest
+        if instance not in function.draining or call is None or function.held:
+            return
+        target, before_s = function.place(call), instance.phase_ends_s
+        taken = None if target is None else instance.leave(self._now_s)
+        if target is None or taken is None:
+            return
+        self._follow(function, instance, before_s)
+        before_s = target.phase_ends_s
+        target.adopt(*taken, self._now_s)
+        self._follow(function, target, before_s)
+        if instance.calls:
+            self._empty(function, instance)
+        else:
+            self._stop(function, instance)
+            self._changed(function)
 
     def _stop(self, function: SimulatedFunction, instance: SimulatedInstance, *, loaded: bool = True) -> None:
         function.draining.discard(instance)

@@ -87,6 +87,7 @@ def simulate(
         start_times=StartTimes(profile, settings.mode, settings.overheads),
         overheads=settings.overheads,
         figures=figures,
+        moves=settings.mode.moves,
     )
     with _without_collections():
         platform.run(until_s)

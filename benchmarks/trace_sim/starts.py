@@ -21,12 +21,13 @@ class Overheads:
     """The platform's own time, in model seconds.
 
     `start_s` is added to each start, `react_s` passes between a change of the load and the decision on it.
-    `call_s` is added to each time to first token.
+    `call_s` is added to each time to first token. Calls leave an instance that is to stop every `move_s`.
     """
 
     start_s: float = 0.05
     react_s: float = 0.05
     call_s: float = 0.005
+    move_s: float = 0.05
 
 
 class StartTimes:

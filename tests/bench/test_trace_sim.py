@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,37 @@ def test_every_request_ends_once_and_gpu_time_adds_up(
     each = [bursts(60, seed + number) for number in range(functions)]
     setup = settings_for(mode, max(nodes, 2 * functions), policy=policy, keep_alive_s=10.0)
     check(simulate(setup, [iter(own) for own in each], 90.0), 60 * functions)
+
+
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=10, deadline=None)
+def test_instances_stop_sooner_where_their_calls_move(seed: int) -> None:
+    requests = bursts(200, seed)
+    runs = []
+    for moves in (True, False):
+        chosen = settings_for(min_instances=1)
+        chosen = replace(chosen, mode=replace(chosen.mode, moves=moves))
+        runs.append(simulate(chosen, [iter(requests)], requests[-1].offset_s + 60.0))
+        check(runs[-1], len(requests))
+    moved, finished = (run.figures for run in runs)
+    assert moved.gpu_s <= 1.02 * finished.gpu_s
+    assert len(moved.ttft_s) == len(finished.ttft_s) == len(requests)
+
+
+def test_a_call_continues_on_the_instance_that_adopts_it() -> None:
+    first, second = (
+        SimulatedInstance(id_, id_, EngineModel(PROFILE), ObservedCapacity(64, 1 << 20)) for id_ in (1, 2)
+    )
+    call = SimulatedCall(0.0, 100, 50)
+    first.add(call, 0.0)
+    first.finish_phase()
+    assert first.oldest is call
+    taken = first.leave(first.at_s + 0.1)
+    assert taken is not None and 0 < taken[1] < 49 and first.calls == 0 and first.phase_ends_s == float("inf")
+    second.adopt(*taken, first.at_s)
+    for instance in (first, second):
+        instance.check_integrity()
+    assert second.finish_phase().ended == [call] and call.end_s == second.at_s > first.at_s
 
 
 def test_more_functions_than_nodes_take_turns() -> None:
