@@ -30,7 +30,15 @@ from invoker.loading.published import PublishedImages
 from invoker.log_rings import LogRings
 from invoker.memory.arena import Arena
 from invoker.metering.meter import GpuMeter
-from invoker.serving import compute, forward, generate, generate_by, invoke_handler, leave, prefetch_kv
+from invoker.serving import (
+    compute,
+    forward,
+    generate,
+    generate_by,
+    invoke_handler,
+    leave_instance,
+    prefetch_kv,
+)
 from invoker.settings import Settings
 from invoker.traces.calls import Work, name_in_logs
 from invoker.traces.node import NodeTracing
@@ -261,7 +269,7 @@ class Node:
             case HandOffCalls():
                 return dependencies.pipelines.move_calls(request)
             case LeaveInstance(instance_id=id_):
-                return leave(instances.get(id_), request, dependencies.kv_connector)
+                return leave_instance(instances.get(id_), request, dependencies.kv_connector)
             case PrefetchKv(instance_id=id_):
                 return prefetch_kv(instances.get(id_), request, dependencies.kv_connector)
             case OpenStage():

@@ -127,7 +127,7 @@ async def _generate(
     yield _usage(call, clock.monotonic_s() - started_s, prompt=len(request.prompt_ids), completion=count)
 
 
-async def leave(
+async def leave_instance(
     instance: Instance, request: LeaveInstance, connector: KvConnector
 ) -> AsyncGenerator[Reply, None]:
     """End calls that are to continue on other instances, if the engine is a native one."""

@@ -281,8 +281,8 @@ class ClusterStateCache:
     def is_emptying(self, instance_id: str) -> bool:
         """Return whether an instance takes no more calls, but may run some: it is paused, or drains."""
         record = self._instances.get(instance_id)
-        return record is not None and (
-            record.state is InstanceState.DRAINING or (record.takes_calls and instance_id in self._draining)
+        return instance_id in self._draining or (
+            record is not None and record.state is InstanceState.DRAINING
         )
 
     def instances(self, key: VersionKey | None = None) -> list[InstanceRecord]:

@@ -21,9 +21,16 @@ async def two_instances(cluster: FakeCluster, calls: int) -> FunctionVersion:
     return version
 
 
-def send(cluster: FakeCluster, version: FunctionVersion, number: int, tokens: int) -> "asyncio.Task[Answer]":
-    call = make_call(version, request_id=f"r{number}", prompt=(number,), tokens=tokens)
+def send(cluster: FakeCluster, version: FunctionVersion, number: int) -> "asyncio.Task[Answer]":
+    call = make_call(version, request_id=f"r{number}", prompt=(number,), tokens=TOKENS)
     return asyncio.create_task(ask(cluster.control, call))
+
+
+async def check_answers(tasks: "list[asyncio.Task[Answer]]") -> None:
+    """Await the calls, which were sent with the numbers from 0 on, and compare all of their tokens."""
+    for number, answer in enumerate(await asyncio.gather(*tasks)):
+        assert answer.ids == tokens_after((number,), TOKENS)
+        assert answer.usage.completion_tokens == TOKENS
 
 
 def begun(node: FakeNode) -> int:
@@ -52,16 +59,14 @@ def continued(cluster: FakeCluster) -> list[Generate]:
 async def test_they_continue_elsewhere_with_their_kv_cache() -> None:
     async with open_cluster(2) as cluster:
         version = await two_instances(cluster, 8)
-        tasks = [send(cluster, version, number, TOKENS) for number in range(4)]
+        tasks = [send(cluster, version, number) for number in range(4)]
         await until(lambda: [begun(node) for node in cluster.nodes.values()] == [2, 2])
         left = await stop_one(cluster)
         await until(lambda: bool(left.leaving))
         cluster.give_tokens()
         await cluster.until(lambda: len(cluster.control.state_cache.instances()) == 1)
         assert not any(task.done() for task in tasks), "the instance waited for them"
-        answers = await asyncio.gather(*tasks)
-        assert [answer.ids for answer in answers] == [tokens_after((i,), TOKENS) for i in range(4)]
-        assert [answer.usage.completion_tokens for answer in answers] == [TOKENS] * 4
+        await check_answers(tasks)
         moved = continued(cluster)
         assert len(moved) == 2 and all(work.kv is not None for work in moved)
         stats = cluster.control.stats()
@@ -80,20 +85,19 @@ def fill(cluster: FakeCluster) -> None:
 async def test_they_stay_while_no_other_instance_has_room() -> None:
     async with open_cluster(2) as cluster:
         version = await two_instances(cluster, 4)
-        tasks = [send(cluster, version, number, TOKENS) for number in range(4)]
+        tasks = [send(cluster, version, number) for number in range(4)]
         await until(lambda: [begun(node) for node in cluster.nodes.values()] == [2, 2])
         fill(cluster)
         left = await stop_one(cluster)
         cluster.give_tokens()
-        answers = await asyncio.gather(*tasks)
-        assert [answer.ids for answer in answers] == [tokens_after((i,), TOKENS) for i in range(4)]
+        await check_answers(tasks)
         assert not left.leaving and cluster.control.stats().moved == 0
 
 
 async def test_one_leaves_as_another_ends() -> None:
     async with open_cluster(2) as cluster:
         version = await two_instances(cluster, 2)
-        tasks = [send(cluster, version, number, TOKENS) for number in range(2)]
+        tasks = [send(cluster, version, number) for number in range(2)]
         await until(lambda: [begun(node) for node in cluster.nodes.values()] == [1, 1])
         fill(cluster)
         left = await stop_one(cluster)
@@ -102,8 +106,7 @@ async def test_one_leaves_as_another_ends() -> None:
         kept.token.open()
         await until(lambda: bool(left.leaving))
         left.token.open()
-        answers = await asyncio.gather(*tasks)
-        assert [answer.ids for answer in answers] == [tokens_after((i,), TOKENS) for i in range(2)]
+        await check_answers(tasks)
         assert cluster.control.stats().moved == 1
 
 
@@ -111,10 +114,9 @@ async def test_they_end_there_if_the_operator_wants_that() -> None:
     settings: ControlSettings = replace(FAST, moves_on_drain=False)
     async with open_cluster(2, settings=settings) as cluster:
         version = await two_instances(cluster, 8)
-        tasks = [send(cluster, version, number, TOKENS) for number in range(4)]
+        tasks = [send(cluster, version, number) for number in range(4)]
         await until(lambda: [begun(node) for node in cluster.nodes.values()] == [2, 2])
         await stop_one(cluster)
         cluster.give_tokens()
-        answers = await asyncio.gather(*tasks)
-        assert [answer.ids for answer in answers] == [tokens_after((i,), TOKENS) for i in range(4)]
+        await check_answers(tasks)
         assert cluster.control.stats().moved == 0 and not continued(cluster)
