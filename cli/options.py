@@ -19,7 +19,7 @@ from registry.config.option_types import SIZE as SIZE
 from registry.config.option_types import Parsed
 from registry.config.options import default_data_dir
 from registry.errors import InvalidRecord
-from registry.records.function import ScalingMode, ServingMode, check_name
+from registry.records.function import ScaleDown, ScalingMode, ServingMode, check_name
 from registry.records.live import LiveMode
 from registry.units.moments import parse_moment
 
@@ -56,10 +56,16 @@ def scaling_options(command: F) -> F:
             "[default: load for models that generate, unless --target-concurrency is given]",
         ),
         click.option(
+            "--scale-down",
+            type=click.Choice([mode.value for mode in ScaleDown]),
+            help="When --scaling load stops an instance that is not needed: after as long as a further start "
+            "would take, or after --scale-down-delay.  [default: start, with a delay delay]",
+        ),
+        click.option(
             "--scale-down-delay",
             "scale_down_delay_s",
             type=DURATION,
-            help="Time before --scaling load stops an instance that is not needed.  [default: 2s]",
+            help="How long --scale-down delay keeps an instance that is not needed.",
         ),
         click.option(
             "--ttft-target",

@@ -57,7 +57,7 @@ from benchmarks.trace.modes import COMPARED, MODES, TraceMode
 from benchmarks.trace.plot import plot
 from benchmarks.trace.records import TraceRun, compare, record_of, run_of, show
 from benchmarks.trace.run import run_trace
-from benchmarks.trace.scenario import HOLDERS, TRACES, TraceScenario, params_of, scenario_of
+from benchmarks.trace.scenario import HOLDERS, SCALE_DOWN_HELP, TRACES, TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import SYNTHETIC
 from cli.errors import CliError
 from invoker.emulated.device_clock import HOP_LATE_S, STEP_LATE_S
@@ -184,8 +184,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ttft-target", type=positive, default=1.0, help="seconds to the first token")
     add("--tbt-target", type=positive, default=0.2, help="mean seconds between tokens")
     add("--slo-from", type=Path, metavar="FILE", help="take the means of fixed-full from this earlier record")
-    add("--scale-down-delay", type=positive, default=2.0, help="seconds for which a surplus is kept")
-    add("--keep-alive", type=positive, help="seconds for which an idle last instance is (default the same)")
+    add("--scale-down-delay", type=positive, metavar="S", help=SCALE_DOWN_HELP)
+    add("--keep-alive", type=positive, default=2.0, help="seconds for which an idle last instance is kept")
     add("--host-ttl", type=positive, default=15.0, help="seconds for which an idle copy is in host memory")
     add("--tail", type=not_negative, default=10.0, help="seconds of the window after the last request")
     add("--late-ms", type=not_negative, default=1e3 * STEP_LATE_S, help="what a device forgives a step")
@@ -198,7 +198,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         args.min_instances = 0 if args.holders == "host" else 1
     if args.holders == "host" and args.min_instances:
         parser.error("--holders host: models in host memory alone have no instances: use --min-instances 0")
-    args.keep_alive = args.keep_alive or args.scale_down_delay
     return args
 
 

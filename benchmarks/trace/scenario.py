@@ -19,12 +19,14 @@ from cli.upload.bundle import Bundle, bundle_model
 from invoker.emulated.device_clock import Lateness
 from invoker.emulated.profiles import Profile
 from registry.config.emulation import EmulatedDevice
+from registry.records.function import ScaleDown
 
 TRACES = {
     "azure-conv": ROOT / "benchmarks/data/azure-llm-2023-conv.csv.gz",
     "azure-code": ROOT / "benchmarks/data/azure-llm-2023-code.csv.gz",
 }
 HOLDERS = ("gpu", "host", "mixed")
+SCALE_DOWN_HELP = "seconds for which a surplus is kept (default as long as a start would take)"
 _FOREVER_S = 86_400.0
 _ROOM_MODELS, _ROOM_BYTES = 3, 64 << 20
 
@@ -59,9 +61,10 @@ class TraceScenario:
     """What is equal for all modes; all times are model time.
 
     Each function has its own model, all of one size. `policy` is the scaling policy with its settings,
-    `scale_down_s` how long a surplus of instances lasts and `keep_alive_s` the last one, `host_ttl_s` how
-    long an idle copy stays in host memory. Windows of runs end `tail_s` after the last arrival: requests that
-    are not answered by then are, but the GPU time that they take later does not count.
+    `scale_down_s` how long a surplus of instances lasts (None: as long as a further start would take) and
+    `keep_alive_s` the last one, `host_ttl_s` how long an idle copy stays in host memory. Windows of runs end
+    `tail_s` after the last arrival: requests that are not answered by then are, but the GPU time that they
+    take later does not count.
     """
 
     device: EmulatedDevice
@@ -73,7 +76,7 @@ class TraceScenario:
     policy: str
     target_concurrency: int
     slo: Slo
-    scale_down_s: float
+    scale_down_s: float | None
     keep_alive_s: float
     host_ttl_s: float
     tail_s: float
@@ -185,13 +188,20 @@ class TraceScenario:
             **settings,
             "policy": self.policy,
             "tbt_target_s": self.slo.tbt_s * slower,
-            "scale_down_delay_s": self.scale_down_s * slower,
+            **scale_down_settings(self.scale_down_s, slower),
         }
 
     def _host_ttl_s(self, mode: TraceMode) -> float:
         if mode.cached:
             return _FOREVER_S
         return self.host_ttl_s if mode.keeps_copies else 0.0
+
+
+def scale_down_settings(delay_s: float | None, slower: int = 1) -> dict[str, Any]:
+    """Return the settings of scaling for --scale-down-delay; None means the platform's default."""
+    if delay_s is None:
+        return {"scale_down": ScaleDown.START}
+    return {"scale_down": ScaleDown.DELAY, "scale_down_delay_s": delay_s * slower}
 
 
 def scenario_of(args: argparse.Namespace) -> tuple[TraceScenario, dict[str, Any]]:

@@ -28,7 +28,6 @@ _SAME = (
     "seed",
     "policy",
     "target_concurrency",
-    "scale_down_delay",
     "host_ttl",
     "tail",
 )
@@ -62,8 +61,10 @@ def measured(path: Path, *, anyway: bool = False) -> list[MeasuredRun]:
             options = [(f"--{key.replace('_', '-')}", str(params[key])) for key in _SAME]
             options += [("--ttft-target", str(params["slo"]["ttft_s"]))]
             options += [("--tbt-target", str(params["slo"]["tbt_s"]))]
+            delay_s = params["scale_down_delay"]
+            options += [] if delay_s is None else [("--scale-down-delay", str(delay_s))]
             # An idle surplus ends as any other, and the profile is known by its device and model.
-            options += [("--keep-alive", str(params.get("keep_alive", params["scale_down_delay"])))]
+            options += [("--keep-alive", str(params.get("keep_alive", delay_s)))]
             options += [(f"--{key}", str(params[name])) for key, name in _SINCE.items() if name in params]
             options += [("--drain-calls", "move" if params.get("moves") else "finish")]
             profile = _profile_of(params["emulated"])

@@ -51,7 +51,7 @@ from benchmarks.harness.records import Record, all_but, describe_run, recording
 from benchmarks.harness.traces import InvalidTrace, TraceRequest, trim_to_context
 from benchmarks.scaleout.scenarios import add_emulated, parse_emulated
 from benchmarks.trace.arrivals import BURST, HALVES, bounds, part_of, sample, spread
-from benchmarks.trace.scenario import TRACES, trace_of
+from benchmarks.trace.scenario import SCALE_DOWN_HELP, TRACES, scale_down_settings, trace_of
 from benchmarks.trace.synthetic import SYNTHETIC
 from benchmarks.trace_sim.against import compared, measured
 from benchmarks.trace_sim.arrivals import DayTrace, each_function, zipf_weights
@@ -86,7 +86,7 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         keep_alive_s=args.keep_alive,
         ttft_target_s=args.ttft_target,
         tbt_target_s=args.tbt_target,
-        scale_down_delay_s=args.scale_down_delay,
+        **scale_down_settings(args.scale_down_delay),
     )
     return SimulationSettings(
         profile=args.profile,
@@ -96,7 +96,7 @@ def settings_of(args: argparse.Namespace, mode: str) -> SimulationSettings:
         overheads=overheads,
         host_images=args.host_images,
         host_ttl_s=args.host_ttl,
-        keeps_gpu=args.keep_hot,
+        keeps_gpu=args.keep_hot and not known.frees_images,
         kv_tokens=args.kv_tokens,
     )
 
@@ -217,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--policy", choices=[mode.value for mode in ScalingMode], default="load", help="the scaling policy")
     add("--ttft-target", type=positive, default=1.0, metavar="S", help="target time to first token")
     add("--tbt-target", type=positive, default=0.2, metavar="S", help="target time between tokens")
-    add("--scale-down-delay", type=positive, default=2.0, metavar="S", help="of the load policy")
+    add("--scale-down-delay", type=positive, metavar="S", help=SCALE_DOWN_HELP)
     add("--keep-alive", type=not_negative, default=2.0, metavar="S", help="of idle instances")
     add("--target-concurrency", type=at_least(1), default=32, help="of the concurrency policy")
     add("--min-instances", type=at_least(0), default=1, help="of each function")

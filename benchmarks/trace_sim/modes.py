@@ -21,8 +21,9 @@ class SimulatedMode:
 
     `planner` plans casts ("": the platform's choice by link rates), after `setup_s`. With `share` there is no
     scaling: that share of the nodes always runs instances. Without `keeps_copies` host memory has an image
-    only while an instance runs there; where none runs, a node reads its own disk. With `moves` calls leave an
-    instance that is to stop.
+    only while an instance runs there; where none runs, a node reads its own disk. With `frees_images` an
+    accelerator frees the image of an instance that ends. With `moves` calls leave an instance that is to
+    stop.
     """
 
     name: str
@@ -32,6 +33,7 @@ class SimulatedMode:
     setup_s: float = 0.0
     share: float = 0.0
     keeps_copies: bool = True
+    frees_images: bool = False
     moves: bool = False
 
 
@@ -45,17 +47,20 @@ MODES = {
             name="serverlessllm",
             description="each node from its own disk, or host memory while it keeps a copy",
             source=ImageSource.DISK,
+            frees_images=True,
         ),
         SimulatedMode(
             name="serverlessllm-allcache",
             description="every host has the model in memory",
             source=ImageSource.HOST,
+            frees_images=True,
         ),
         SimulatedMode(
             name="faasnet",
             description="casts by a binary tree from running instances; without one, from the node's disk",
             planner="tree",
             keeps_copies=False,
+            frees_images=True,
         ),
         SimulatedMode(
             name="faasnet-copies",
@@ -70,6 +75,7 @@ MODES = {
             planner="chain",
             setup_s=GROUP_SETUP_S,
             keeps_copies=False,
+            frees_images=True,
         ),
         SimulatedMode(
             name="nccl-copies",
@@ -78,7 +84,12 @@ MODES = {
             planner="chain",
             setup_s=GROUP_SETUP_S,
         ),
-        SimulatedMode(name="blitzscale", description="casts by a chain, without ZigZag", planner="chain"),
+        SimulatedMode(
+            name="blitzscale",
+            description="casts by a chain, without ZigZag",
+            planner="chain",
+            frees_images=True,
+        ),
         SimulatedMode(name="fixed-full", description="an instance on every node, no scaling", share=1.0),
         SimulatedMode(name="fixed-half", description="an instance on every second node", share=0.5),
         SimulatedMode(name="ideal", description="loading takes no time", source=ImageSource.FREE, moves=True),

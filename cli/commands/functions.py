@@ -18,6 +18,7 @@ from cli.progress import note
 from cli.refresh import Frame, watch_table
 from cli.tables import Column, Row
 from cli.values import age_of, duration, human_bytes, source_at, utc
+from registry.records.function import ScaleDown
 
 LIST_FIELDS = (
     *("name", "version", "task", "state", "architecture", "dtype", "bytes", "image"),
@@ -264,9 +265,11 @@ def rolled_out(rollout: dict[str, Any] | None) -> str:
 def scaled_by(scaling: dict[str, Any]) -> str:
     """Return what the number of instances follows."""
     if scaling["policy"] == "load":
+        by_start = scaling.get("scale_down") == ScaleDown.START
+        down = "the time of a start" if by_start else duration(scaling["scale_down_delay_s"])
         return (
             f"by load: first token within {duration(scaling['ttft_target_s'])}, others every "
-            f"{duration(scaling['tbt_target_s'])}; down after {duration(scaling['scale_down_delay_s'])}"
+            f"{duration(scaling['tbt_target_s'])}; down after {down}"
         )
     return f"another above {scaling['target_concurrency']} concurrent requests each"
 

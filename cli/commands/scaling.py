@@ -28,6 +28,7 @@ _CHANGED = {
     "live": "live loading",
     "policy": "scaling by",
     "serving": "serving",
+    "scale_down": "scaling down after",
     "scale_down_delay_s": "delay of scaling down",
     "ttft_target_s": "target time to first token",
     "tbt_target_s": "target time between tokens",

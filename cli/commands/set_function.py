@@ -37,7 +37,7 @@ def set_command(name: str, settings: tuple[str, ...], form: str, client: Client)
 
     The settings are those of `scaling` in function.yaml, with dashes: min-instances, max-instances ("all":
     one per node), target-concurrency, keep-alive, host-keep-alive, host-copies, live, policy,
-    scale-down-delay, ttft-target, tbt-target, serving.
+    scale-down, scale-down-delay, ttft-target, tbt-target, serving.
 
     \b
     Examples:

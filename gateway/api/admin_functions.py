@@ -42,6 +42,7 @@ from registry.records.function import (
     check_policy,
     check_serving,
     default_policy,
+    default_scaling,
 )
 from registry.records.function_changes import no_function
 
@@ -190,7 +191,7 @@ class FunctionAdmin:
         before = await self._replaced(payload)
         check_policy(payload.scaling.given, payload.task)
         if before is None:
-            scaling = payload.scaling.applied(Scaling(policy=default_policy(payload.task)))
+            scaling = payload.scaling.applied(default_scaling(payload.task))
             check_serving(scaling.serving, payload.engine)
             return scaling
         known = before_scaling = (await self._services.state.function(payload.name)).scaling

@@ -20,7 +20,9 @@ from gateway.planning.policy import (
 )
 from gateway.planning.roles import RoleNeed
 from gateway.planning.work import Trend, finish_s, instances_for, short_s
-from registry.records.function import ScalingMode, ServingMode
+from registry.records.function import ScaleDown, ScalingMode, ServingMode
+
+_LEAST_KEPT_S = 0.2  # what a start and a stop cost besides: records, moves of calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +57,10 @@ class LoadTarget:
     """A policy that keeps the time to first token, the time between tokens and the KV cache within targets.
 
     It scales up at once, by several instances in one step, but starts none that would be ready only when the
-    others have done the work. It scales down to the most that was needed within `scale_down_delay_s`; what
-    was stopped and soon needed again is kept for `keep_alive_s` or longer, and the last instance stays for
-    `keep_alive_s` without calls. Until its instances were seen at work, it keeps `target_concurrency` calls
-    on each.
+    others have done the work. It scales down to the most that was needed within a window: the time that a
+    further start would take, or `scale_down_delay_s`. With a delay, what was stopped and soon needed again is
+    kept for `keep_alive_s` or longer. The last instance stays for `keep_alive_s` without calls. Until its
+    instances were seen at work, it keeps `target_concurrency` calls on each.
     """
 
     def __init__(self, settings: LoadTargetSettings | None = None) -> None:
@@ -221,7 +223,7 @@ class LoadTarget:
         if not load.live:
             return math.ceil(soon / each / patience)
         wanted = math.ceil(soon / each / patience)
-        return max(min(present, load.live), min(wanted, load.live + further))
+        return max(min(present, load.live), min(wanted, max(load.live, load.ready + further)))
 
     # --- down
 
@@ -261,7 +263,8 @@ class LoadTarget:
         kept = clamp(max(recent, held), max(low, desired.instances), load.live)
         if kept > desired.instances:
             within_s = window_s if kept <= recent else hold_s
-            return Need(instances=kept, reason=f"{kept} needed within {within_s:g} s: {desired.reason}")
+            reason = f"{kept} needed within {_seconds(within_s)}: {desired.reason}"
+            return Need(instances=kept, reason=reason)
         if not desired.instances and now < last_until:
             reason = "starting" if trend.idle_since is None else "the last instance is kept alive"
             return Need(instances=1, reason=reason)
@@ -312,12 +315,22 @@ def _by_role(prefill: Need, decode: Need, decoding: int) -> Need:
 
 
 def _window_s(load: FunctionLoad) -> float:
-    return min(load.scaling.scale_down_delay_s, load.scaling.keep_alive_s)
+    """Return for how long a surplus is kept.
+
+    Kept for as long as its start would take, it costs at most twice what stopping at the best moment would
+    (the rent-or-buy rule of ski rental).
+    """
+    scaling, delay_s = load.scaling, load.scaling.scale_down_delay_s
+    if scaling.scale_down is ScaleDown.START:
+        delay_s = max(_LEAST_KEPT_S, load.starts.start_s)
+    return min(delay_s, scaling.keep_alive_s)
 
 
 def _hold_s(load: FunctionLoad, trend: Trend) -> float:
     """Return for how long what was stopped too early before is kept now."""
     window_s = _window_s(load)
+    if load.scaling.scale_down is ScaleDown.START:
+        return window_s  # too early is what a start costs, which the window is
     return max(window_s, trend.hold_s(load.scaling.keep_alive_s)) if trend.level else window_s
 
 

@@ -98,6 +98,11 @@ class StartForecast:
         """When the next instance would be ready."""
         return next(self.ready_s())
 
+    @property
+    def start_s(self) -> float:
+        """How long the next start would take, were no instance paused."""
+        return self.hot_s if self.hot else self.warm_s if self.warm else self.cold_s
+
     def ready_s(self) -> Iterator[float]:
         """Yield when each further instance would be ready if all are started now, soonest first."""
         known = chain(repeat(0.0, self.paused), repeat(self.hot_s, self.hot), repeat(self.warm_s, self.warm))

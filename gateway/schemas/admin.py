@@ -13,11 +13,13 @@ from registry.records.function import (
     MAX_SHARES,
     MIN_SCALE_DOWN_DELAY_S,
     FunctionTask,
+    ScaleDown,
     Scaling,
     ScalingMode,
     ServingMode,
     check_applies,
     policy_of,
+    scale_down_of,
 )
 from registry.records.live import LiveMode
 from registry.records.rollout import MAX_STEPS, RolloutLimits, RolloutPlan
@@ -41,8 +43,9 @@ EngineArgs = Annotated[list[Annotated[str, Meta(max_length=MAX_ARG_CHARS)]], Met
 class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Scaling settings to change; omitted ones stay. `max_instances: null` means all nodes.
 
-    A `target_concurrency` without a `policy` sets the policy `concurrency`. A new function that generates has
-    the policy `load`. `scale_down_delay_s`, `tbt_target_s` and `serving: disaggregated` are refused where the
+    A `target_concurrency` without a `policy` sets the policy `concurrency`, and a `scale_down_delay_s`
+    without a `scale_down` sets that to `delay`. A new function that generates has the policy `load`.
+    `scale_down`, `scale_down_delay_s`, `tbt_target_s` and `serving: disaggregated` are refused where the
     policy is another.
     """
 
@@ -56,6 +59,7 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     serving: ServingMode | msgspec.UnsetType = msgspec.UNSET
     ttft_target_s: Annotated[float, Meta(ge=0, le=86400)] | msgspec.UnsetType = msgspec.UNSET
     policy: ScalingMode | msgspec.UnsetType = msgspec.UNSET
+    scale_down: ScaleDown | msgspec.UnsetType = msgspec.UNSET
     scale_down_delay_s: Annotated[float, Meta(ge=MIN_SCALE_DOWN_DELAY_S, le=86400)] | msgspec.UnsetType = (
         msgspec.UNSET
     )
@@ -66,7 +70,8 @@ class ScalingPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         fields = {name: getattr(scaling, name) for name in self.__struct_fields__}
         policy = policy_of(self.given, scaling.policy)
         check_applies({"serving": scaling.serving} | self.given, policy)
-        return Scaling(**(fields | self.given | {"policy": policy}))
+        scale_down = scale_down_of(self.given, scaling.scale_down)
+        return Scaling(**(fields | self.given | {"policy": policy, "scale_down": scale_down}))
 
     @property
     def given(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ secrets: [API_TOKEN]          # names; the values are set with `hypercast secret
 limits: {memory: 512MiB, cpu: 60s, timeout: 5m, output: 8MiB, file_size: 64MiB, open_files: 256, threads: 4,
          tasks: 512}
 scaling: {min_instances: 0, max_instances: 4, target_concurrency: 8, keep_alive: 60s, host_keep_alive: 1h,
-          host_copies: 1, live: auto, policy: load, scale_down_delay: 2s, ttft_target: 1s, tbt_target: 200ms,
+          host_copies: 1, live: auto, policy: load, scale_down: start, ttft_target: 1s, tbt_target: 200ms,
           serving: colocated}
 """
 
@@ -35,6 +35,7 @@ from registry.records.function import (
     BUILTIN_PREFIX,
     BUILTINS,
     FunctionTask,
+    ScaleDown,
     Scaling,
     ScalingMode,
     ServingMode,
@@ -136,6 +137,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "engine": tuple(EngineKind),
     "scaling.live": tuple(LiveMode),
     "scaling.policy": tuple(ScalingMode),
+    "scaling.scale_down": tuple(ScaleDown),
     "scaling.serving": tuple(ServingMode),
 }
 _KINDS: Mapping[str, str] = {"str": "text", "int": "a whole number", "object": "a mapping"}

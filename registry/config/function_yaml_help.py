@@ -39,7 +39,12 @@ FUNCTION_YAML_HELP: Mapping[str, tuple[str, str]] = {
         "load for models that generate, else concurrency",
         "What the number of instances follows: calls, or the load in tokens.",
     ),
-    "scaling.scale_down_delay": ("", "Time for which the policy `load` keeps instances beyond the load."),
+    "scaling.scale_down": (
+        "start, with a scale_down_delay delay",
+        "When the policy `load` stops instances beyond the load: once it has kept them for as long as a "
+        "further start would take, or for `scale_down_delay`.",
+    ),
+    "scaling.scale_down_delay": ("", "How long `scale_down: delay` keeps instances beyond the load."),
     "scaling.ttft_target": ("", "Time to the first token that `policy: load` and `live: auto` aim for."),
     "scaling.tbt_target": ("", "Time between tokens that `policy: load` aims for."),
     "scaling.serving": (

@@ -46,12 +46,31 @@ class ScalingMode(StrEnum):
     LOAD = "load"  # waiting prompt tokens, decode step times and KV cache, by what instances were seen to do
 
 
-OF_LOAD = ("scale_down_delay_s", "tbt_target_s")  # settings that the policy `load` alone uses
+class ScaleDown(StrEnum):
+    """When the policy `load` stops an instance beyond the load."""
+
+    START = "start"  # once it was kept for as long as a further start would take
+    DELAY = "delay"  # once it was kept for `scale_down_delay`
+
+
+# Settings that the policy `load` alone uses.
+OF_LOAD = ("scale_down", "scale_down_delay_s", "tbt_target_s")
 
 
 def default_policy(task: FunctionTask) -> ScalingMode:
     """Return the policy of a new function whose settings neither name one nor give a concurrency."""
     return ScalingMode.LOAD if task is FunctionTask.GENERATE else ScalingMode.CONCURRENCY
+
+
+def default_scaling(task: FunctionTask) -> "Scaling":
+    """Return the settings of a new function that gives none."""
+    return Scaling(policy=default_policy(task), scale_down=ScaleDown.START)
+
+
+def scale_down_of(given: Mapping[str, Any], otherwise: ScaleDown) -> ScaleDown:
+    """Return when surplus instances stop by the given settings: a delay without a mode means `delay`."""
+    assumed = ScaleDown.DELAY if "scale_down_delay_s" in given else otherwise
+    return ScaleDown(given.get("scale_down", assumed))
 
 
 def policy_of(given: Mapping[str, Any], otherwise: ScalingMode) -> ScalingMode:
@@ -102,7 +121,7 @@ class Scaling:
     `max_instances=None` means all nodes. `live` is the mode of serving while the model is loading, and
     `ttft_target_s` the time to first token that its mode `auto` and `policy: load` aim for; `tbt_target_s` is
     the time between tokens that the latter aims for. `scale_down_delay_s` is how long it keeps instances
-    beyond the load, but for the last one.
+    beyond the load, but for the last one, where `scale_down` is `delay`.
     """
 
     min_instances: int = 0
@@ -118,6 +137,7 @@ class Scaling:
     tbt_target_s: float = 0.2
     host_copies: int = 1  # kept in the cluster's host memory: 1, or 0
     serving: ServingMode = ServingMode.COLOCATED
+    scale_down: ScaleDown = ScaleDown.DELAY
 
     def __post_init__(self) -> None:
         if self.min_instances < 0:

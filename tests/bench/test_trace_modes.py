@@ -1,7 +1,5 @@
 """How the modes of a trace run configure the platform."""
 
-import json
-
 import pytest
 
 from benchmarks.harness.rival_nodes import FREE_DEVICE
@@ -11,7 +9,7 @@ from benchmarks.trace.scenario import TraceScenario, params_of, scenario_of
 from benchmarks.trace.synthetic import SYNTHETIC
 from gateway.core.fixed_plan import parse_fixed_plan
 from invoker.emulated.profiles import DEVICES
-from registry.records.function import Scaling, ScalingMode, ServingMode
+from registry.records.function import ScaleDown, Scaling, ScalingMode, ServingMode
 from registry.records.live import LiveMode
 
 
@@ -34,12 +32,14 @@ def test_every_mode_configures_the_platform() -> None:
         if mode.planner:
             parse_fixed_plan(mode.planner)
         settings = scenario.scaling(mode)
-        names = {"live": LiveMode, "policy": ScalingMode, "serving": ServingMode}
+        names = {"live": LiveMode, "policy": ScalingMode, "serving": ServingMode, "scale_down": ScaleDown}
         Scaling(**{name: names.get(name, type(value))(value) for name, value in settings.items()})
     assert MODES["fixed-half"].instances(8) == 4 and MODES["hypercast"].instances(8) is None
     assert scenario.scaling(MODES["hypercast"])["ttft_target_s"] == 2.0
-    policies = {json.dumps(scenario.scaling(mode)["scale_down_delay_s"]) for mode in MODES.values()}
-    assert policies == {"4.0"}
+    for delay, expected in (((), ("start", None)), (("--scale-down-delay", "2"), ("delay", 4.0))):
+        scenario, _ = scenario_of(command.parse(["--minutes", "1", "--slower", "2", *delay]))
+        each = [scenario.scaling(mode) for mode in MODES.values()]
+        assert {(one["scale_down"], one.get("scale_down_delay_s")) for one in each} == {expected}
 
 
 def test_functions_have_different_models_of_one_size() -> None:

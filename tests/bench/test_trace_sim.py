@@ -405,7 +405,8 @@ def test_copies_in_host_memory_at_first_are_not_simulated(tmp_path: Path) -> Non
 
 
 def test_settings_that_earlier_records_lack_are_simulated_by_default(tmp_path: Path) -> None:
-    args = parse(["--half", "first", "--minutes", "0.1", "--host-models", "2", "--min-instances", "0"])
+    scaling = ("--min-instances", "0", "--scale-down-delay", "2")
+    args = parse(["--half", "first", "--minutes", "0.1", "--host-models", "2", *scaling])
     params = params_of(args, scenario_of(args)[0], TRACE_MODES["hypercast"])
     path = tmp_path / "measured.json"
     new = {"min_instances", "host_models", "holders", "keep_alive"}
@@ -415,7 +416,9 @@ def test_settings_that_earlier_records_lack_are_simulated_by_default(tmp_path: P
     now, before = (dict(run.options) for run in measured(path))
     assert (now["--min-instances"], now["--host-images"]) == ("0", "2")
     assert before.keys() == now.keys() - {"--min-instances", "--host-images"}
-    assert before["--keep-alive"] == now["--keep-alive"] == "2.0"
+    assert before["--keep-alive"] == now["--keep-alive"] == "2.0" == now["--scale-down-delay"]
+    path.write_text(json.dumps([{**rows[0], "params": {**params, "scale_down_delay": None}}]))
+    assert "--scale-down-delay" not in dict(measured(path)[0].options)
 
 
 def test_gpu_time_ends_with_the_window_though_calls_go_on() -> None:

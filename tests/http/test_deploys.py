@@ -83,6 +83,28 @@ async def test_the_policy_of_a_new_function_follows_its_task_and_settings() -> N
         assert refused.status_code == 422 and "--scale-down-delay" in refused.text
 
 
+async def test_surplus_lasts_as_long_as_a_start_unless_a_delay_is_set() -> None:
+    async with gateway() as gw, gw.http() as http:
+
+        async def scale_down(name: str) -> tuple[str, float]:
+            scaling = (await http.get(f"/admin/functions/{name}")).json()["scaling"]
+            return scaling["scale_down"], scaling["scale_down_delay_s"]
+
+        for name, given in (("usual", {}), ("delayed", {"scale_down_delay_s": 0.5})):
+            body = draft(gw, b"\1" * 64, name=name, scaling=given)
+            assert (await http.post("/admin/functions", json=body)).status_code == 201
+        assert await scale_down("usual") == ("start", 2.0)
+        assert await scale_down("delayed") == ("delay", 0.5)
+        for given, expected in (
+            ({"keep_alive_s": 7}, ("delay", 0.5)),
+            ({"scale_down": "start"}, ("start", 0.5)),
+            ({"scale_down_delay_s": 3}, ("delay", 3.0)),
+            ({"scale_down": "start", "scale_down_delay_s": 4}, ("start", 4.0)),
+        ):
+            assert (await http.patch("/admin/functions/delayed", json={"scaling": given})).status_code == 200
+            assert await scale_down("delayed") == expected
+
+
 async def test_a_deploy_that_cannot_be_loaded_leaves_nothing() -> None:
     async with gateway() as gw, gw.http() as http:
         no_room = DispatchError("start_failed", "log: no room", status=503)

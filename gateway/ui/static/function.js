@@ -218,11 +218,12 @@ const SETTINGS = [
   { name: "host_copies", label: "Host copies", kind: "whole" },
   { name: "ttft_target_s", label: "Target of the time to the first token", kind: "time" },
   { name: "tbt_target_s", label: "Target of the time between tokens", kind: "time" },
+  { name: "scale_down", label: "Scale down after", kind: "choice", choices: ["start", "delay"], note: "as long as a further start would take, or the delay" },
   { name: "scale_down_delay_s", label: "Delay before scaling down", kind: "time" },
   { name: "live", label: "Serve while it loads", kind: "choice", choices: ["auto", "pipeline", "zigzag", "off"] },
 ];
 
-const OF_LOAD = new Set(["scale_down_delay_s", "tbt_target_s"]); // that the policy load alone uses
+const OF_LOAD = new Set(["scale_down", "scale_down_delay_s", "tbt_target_s"]); // that the policy load alone uses
 
 const written = (setting, value) => (value === null || value === undefined ? "" : setting.kind === "time" ? shortDuration(value) : String(value));
 

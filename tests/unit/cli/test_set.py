@@ -22,12 +22,13 @@ def test_settings_are_written_as_in_function_yaml() -> None:
         "max_instances": None,
         "live": "off",
     }
-    assert parsed(["ttft-target=500ms", "policy=load", "host-copies=0"]) == {
+    assert parsed(["ttft-target=500ms", "policy=load", "host-copies=0", "scale-down=start"]) == {
         "ttft_target_s": 0.5,
         "policy": "load",
         "host_copies": 0,
+        "scale_down": "start",
     }
-    assert len(scaling_keys()) == 12
+    assert len(scaling_keys()) == 13
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gateway.planning.load_target import PolicyBySetting
 from gateway.planning.policy import PolicyState, ScalingDecision, with_target
 from gateway.planning.roles import RoleNeed
 from gateway.planning.work import InstanceCapacity, StartForecast
-from registry.records.function import Scaling, ScalingMode, ServingMode
+from registry.records.function import ScaleDown, Scaling, ScalingMode, ServingMode
 from tests.fixtures.load_target import CAPACITY, PROMPT, decide, load
 
 
@@ -94,6 +94,40 @@ def test_down_after_the_delay_and_the_last_one_after_keep_alive() -> None:
     assert (idle.desired, idle.next_at) == (1, 40)
     assert decide(39.9, load(ready=1, **settings), idle.state).desired == 1
     assert decide(40, load(ready=1, **settings), idle.state).desired == 0
+
+
+@pytest.mark.parametrize(
+    ("starts", "kept_s"),
+    [
+        (StartForecast(hot=1, hot_s=0.01), 0.2),  # at least
+        (StartForecast(warm=1, warm_s=0.7), 0.7),
+        (StartForecast(cold_s=5.0), 5.0),
+        (StartForecast(paused=1, cold_s=5.0), 5.0),  # it may be needed as well
+        (StartForecast(cold_s=90.0), 30.0),  # the keep-alive
+    ],
+)
+def test_a_surplus_is_kept_for_as_long_as_a_further_start_would_take(
+    starts: StartForecast, kept_s: float
+) -> None:
+    settings: dict[str, Any] = {"scale_down": ScaleDown.START, "keep_alive_s": 30.0, "starts": starts}
+    decision = decide(0, load(running=1, ready=4, **settings))
+    assert (decision.desired, decision.next_at) == (4, kept_s)
+    before = decide(kept_s - 0.01, load(running=1, ready=4, **settings), decision.state)
+    assert before.desired == 4 and f"needed within {kept_s:g} s" in before.reason
+    assert decide(kept_s, load(running=1, ready=4, **settings), before.state).desired == 1
+
+
+def test_what_was_stopped_and_soon_needed_again_is_kept_no_longer_than_its_start_takes() -> None:
+    starts = StartForecast(hot=3, hot_s=0.01)
+    settings: dict[str, Any] = {"scale_down": ScaleDown.START, "keep_alive_s": 30.0, "starts": starts}
+    state, now = PolicyState(), 0.0
+    for _ in range(5):
+        raised = decide(now, load(held=30, running=20, ready=2, **settings), state)
+        assert raised.desired > 2
+        calm = decide(now + 0.1, load(running=1, ready=raised.desired, **settings), raised.state)
+        lowered = decide(now + 0.35, load(running=1, ready=raised.desired, **settings), calm.state)
+        assert (calm.desired, lowered.desired) == (raised.desired, 1)
+        state, now = lowered.state, now + 1.0
 
 
 def test_starts_of_an_earlier_controller_are_completed_and_kept_as_if_they_were_its_own() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.planning.policy import FunctionLoad, PolicyState
 from gateway.planning.work import InstanceCapacity, StartForecast, finish_s, instances_for
+from registry.records.function import ScaleDown
 from tests.fixtures.load_target import CAPACITY, OUTPUT, PROMPT, decide, load
 
 rates = st.floats(100, 1e6)
@@ -48,6 +49,7 @@ loads = st.builds(
     service_s=st.sampled_from([None, 0.3, 4.0]),
     min_instances=st.integers(0, 2),
     max_instances=st.one_of(st.none(), st.integers(2, 6)),
+    scale_down=st.sampled_from(ScaleDown),
     scale_down_delay_s=st.sampled_from([0.5, 2.0]),
     keep_alive_s=st.sampled_from([0.0, 1.0, 60.0]),
 )
