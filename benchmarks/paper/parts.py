@@ -174,6 +174,20 @@ def _more_traces() -> list[Part]:
             "calls of instances that are to stop move to others, or end there",
         ),
         _trace(
+            "trace-delay",
+            f"--trace azure-code {SNIPPET} --nodes 12 --scale-down-delay 2",
+            ("hypercast", "serverlessllm", "faasnet", "nccl", "ideal"),
+            8,
+            "a surplus of instances is kept for 2 s in all modes",
+        ),
+        _trace(
+            "trace-copies",
+            f"--trace azure-code {SNIPPET} --nodes 12",
+            ("hypercast", "stop-the-world", "faasnet-copies", "nccl-copies"),
+            6,
+            "casts of others, with our copies, images that stay on accelerators, and moves of calls",
+        ),
+        _trace(
             "trace-steady",
             f"--trace synthetic-steady --minutes 11 --nodes 8 --emulated h800-llama2-13b/{SCALE}",
             ("hypercast",),
