@@ -59,7 +59,7 @@ def scaling_options(command: F) -> F:
             "--scale-down",
             type=click.Choice([mode.value for mode in ScaleDown]),
             help="When --scaling load stops an instance that is not needed: after as long as a further start "
-            "would take, or after --scale-down-delay.  [default: start, with a delay delay]",
+            "would take, or after --scale-down-delay.  [default: start, or delay where that is given]",
         ),
         click.option(
             "--scale-down-delay",

@@ -40,7 +40,7 @@ FUNCTION_YAML_HELP: Mapping[str, tuple[str, str]] = {
         "What the number of instances follows: calls, or the load in tokens.",
     ),
     "scaling.scale_down": (
-        "start, with a scale_down_delay delay",
+        "start, or delay where a scale_down_delay is given",
         "When the policy `load` stops instances beyond the load: once it has kept them for as long as a "
         "further start would take, or for `scale_down_delay`.",
     ),
