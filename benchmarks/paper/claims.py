@@ -1,5 +1,6 @@
 """What the papers report (claims.toml), and what of ours stands beside it."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ class Figure:
     expression: str
     format: str
     unit: str
+
+    @property
+    def modes(self) -> set[str]:
+        """The names of the records that the expression reads."""
+        return set(re.findall(r"(?<![.\w-])([A-Za-z][\w-]*)\.", self.expression))
 
     def cell(self, sources: Mapping[str, Source], results: ResultFiles) -> str:
         """Return the marked figure, with the least and greatest of repeats; "" if no file has it."""

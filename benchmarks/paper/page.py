@@ -30,6 +30,7 @@ TEMPLATE = Path(__file__).with_name("page.md")
 PAPERS = ("FaaScale and λScale", "BlitzScale")
 NOTHING = "not measured yet"
 UNCOUNTED = "no run counts"
+OMITTED = "not in these runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,9 @@ class Page:
         figure = replace(row.figure, source=source)
         values = figure.values(self.sources, self.results)
         if not values:
-            return UNCOUNTED if source in self.sources and not self.sources[source].earlier else NOTHING
+            if source not in self.sources or self.sources[source].earlier:
+                return NOTHING
+            return UNCOUNTED if figure.modes <= _modes(source) else OMITTED
         cell = figure.cell(self.sources, self.results)
         return f"{cell} {'✓' if row.reached(values[0]) else '✗'}" if row.goal else cell
 
@@ -220,6 +223,10 @@ class Page:
             params = first.get("params", {})
             found.append((file, {**params, **params.get("run", {}), **first.get("run", {})}))
         return found
+
+
+def _modes(source: str) -> set[str]:
+    return {name for part in PARTS.values() if part.source == source for name in part.expects}
 
 
 def page(results: Path, path: Path = PAGE) -> str:

@@ -184,6 +184,13 @@ def test_a_goal_is_marked_as_reached_or_not(tmp_path: Path, value: float, mark: 
     assert "| GPU time less than NCCL-like | up to 18.1 % (F) | at least 18 % | no run counts |" in text
 
 
+def test_a_mode_that_a_part_leaves_out_is_not_one_that_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "paper-trace-7b.json").write_text(json.dumps(trace_rows(["hypercast"])))
+    rows = page(tmp_path, tmp_path / "page.md").splitlines()
+    assert "| GPU time less than NCCL-like | not in these runs |" in rows
+    assert "| GPU time less than FaaSNet-like | no run counts |" in rows
+
+
 def test_every_part_is_used() -> None:
     used = {figure.source for claim in read_claims() for figure in claim.ours}
     used |= (
