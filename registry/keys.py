@@ -87,6 +87,8 @@ INSTANCES_PREFIX = "hc:instances:"
 GATEWAYS = "hc:gateways"
 LOAD_PREFIX = "hc:load:"
 SCALE_PREFIX = "hc:scale:"
+SCALED = "hc:scaled"
+SCALE_REQUEST_PREFIX = "hc:scale-request:"
 CASTS = "hc:casts"
 CAST_PREFIX = "hc:cast:"
 LIVES = "hc:lives"
@@ -172,6 +174,10 @@ def load_report(gateway: str) -> str:
 
 def scale(token: str) -> str:
     return SCALE_PREFIX + token
+
+
+def scale_request(function: str) -> str:
+    return SCALE_REQUEST_PREFIX + function
 
 
 def cast(cast_id: str) -> str:

@@ -141,6 +141,10 @@ class ClusterStateCache:
             self._put_load_report(demand, now)
         self.casts = CastCache(snapshot.casts)
         self.live.load(snapshot.live, now, GRACE_S)
+        received = {request.target.token for request in self.scale_requests}
+        for request in snapshot.scale_requests:
+            if request.target.token not in received:
+                self._put_scale_request(request, now)
 
     def apply(self, change: Change, now: float) -> None:
         """Apply one change of the feed."""
@@ -163,8 +167,8 @@ class ClusterStateCache:
                     self._set_version(key, None)
             case LoadReport():
                 self._put_load_report(change, now)
-            case ScaleRequested(target=target):
-                self.scale_requests.append(ReceivedScaleRequest(target=target, received_s=now))
+            case ScaleRequested():
+                self._put_scale_request(change, now)
             case CastChanged(record=record):
                 self.casts.update(record)
                 self.cast_tracker.on_cast(record, now)
@@ -474,6 +478,10 @@ class ClusterStateCache:
             del self._by_key[key]
         self._draining.discard(record.instance_id)
         self._ready.clear()
+
+    def _put_scale_request(self, change: ScaleRequested, now: float) -> None:
+        received = ReceivedScaleRequest(target=change.target, received_s=now - change.age_s)
+        self.scale_requests.append(received)
 
     def _put_load_report(self, change: LoadReport, now: float) -> None:
         if change.loads:

@@ -17,6 +17,7 @@ from registry.memory.quota import MemoryQuotas
 from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.cast import CastProgress, CastRecord, CastStatus
 from registry.records.change import (
+    SCALE_REQUEST_S,
     CastChanged,
     CastPartEnded,
     Change,
@@ -131,6 +132,7 @@ class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
         self._nodes: dict[str, _StoredNode] = {}
         self._load_reports: dict[str, tuple[LoadReport, float]] = {}
         self._scale_tokens: set[str] = set()
+        self._scale_requests: dict[str, tuple[ScaleRequested, float]] = {}  # with when they were made
         self._leases: dict[str, _Lease] = {}
         self._incarnation = ""
         self._keys: dict[str, ApiKey] = {}
@@ -263,10 +265,12 @@ class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
         self._feed.publish(change)
 
     async def request_scale(self, target: ScaleTarget) -> None:
-        if target.token and target.token in self._scale_tokens:
+        if target.token in self._scale_tokens:
             return
         self._scale_tokens.add(target.token)
-        self._feed.publish(ScaleRequested(target=target))
+        change = ScaleRequested(target=target)
+        self._scale_requests[target.function] = change, self._clock.monotonic_s()
+        self._feed.publish(change)
 
     async def put_cast(self, record: CastRecord) -> None:
         if self._casts.put(record):
@@ -344,6 +348,11 @@ class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
                 replace(change, ttl_s=expires_at - now)
                 for _, (change, expires_at) in sorted(self._lives.items())
                 if expires_at > now
+            ),
+            scale_requests=tuple(
+                replace(change, age_s=now - made_at)
+                for _, (change, made_at) in sorted(self._scale_requests.items())
+                if now - made_at < SCALE_REQUEST_S
             ),
         )
 

@@ -8,6 +8,9 @@ from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 
+# A controller does not carry out a scale request that is older than this.
+SCALE_REQUEST_S = 15.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTraffic:
@@ -79,7 +82,7 @@ class ScaleTarget:
     function: str
     instances: int
     on: tuple[str, ...] = ()
-    token: str = ""  # unique per request, so that it is carried out once
+    token: str  # unique per request, so that it is carried out once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +141,10 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
-    """A scale request of an operator."""
+    """A scale request of an operator, made `age_s` ago: not 0 only in a snapshot."""
 
     target: ScaleTarget
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +185,11 @@ Change = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The whole shared state at one point of the feed; `cursor` is where to watch from."""
+    """The whole shared state at one point of the feed; `cursor` is where to watch from.
+
+    Of scale requests it has the last of each function that is not older than `SCALE_REQUEST_S`: a controller
+    that follows the feed only from `cursor` on carries these out.
+    """
 
     cursor: str
     functions: tuple[Function, ...]
@@ -191,3 +199,4 @@ class Snapshot:
     load_reports: tuple[LoadReport, ...]
     casts: tuple[CastRecord, ...] = ()
     live: tuple[LiveChanged, ...] = ()
+    scale_requests: tuple[ScaleRequested, ...] = ()

@@ -1,12 +1,14 @@
 """Nodes, instances, load reports and the snapshot of the whole state, in Redis."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from registry import keys
 from registry.codec import decode, encode
 from registry.errors import StaleEpoch
 from registry.records.cast import CastRecord, latest_first
 from registry.records.change import (
+    SCALE_REQUEST_S,
     InstanceChanged,
     LiveChanged,
     LoadReport,
@@ -96,11 +98,14 @@ publish('LoadReport', ARGV[3])
 return 1
 """)
 
-# A scale request enters the feed once per token. KEYS feed scale; ARGV length change ttl-s
+# A scale request enters the feed once per token, and is kept for snapshots for a short time.
+# KEYS feed scale request scaled; ARGV length function change token-ttl-s request-ttl-ms
 _ASK_SCALE = change_script(
     """
-if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[3]) then return 0 end
-publish('ScaleRequested', ARGV[2])
+if not redis.call('SET', KEYS[2], '1', 'NX', 'EX', ARGV[4]) then return 0 end
+redis.call('SET', KEYS[3], ARGV[3], 'PX', ARGV[5])
+redis.call('SADD', KEYS[4], ARGV[2])
+publish('ScaleRequested', ARGV[3])
 return 1
 """,
     when_full=False,
@@ -109,13 +114,25 @@ return 1
 # The whole state at one point of the feed. Ids of expired records are removed on the way.
 # No time to live is longer than its initial one, even if the clock of Redis was set back since.
 # An empty feed gets a first entry of an unknown kind, since a cursor must name an entry.
-# KEYS feed functions versions nodes gateways casts lives
-# ARGV node-prefix instances-prefix load-prefix cast-prefix live-prefix
+# KEYS feed functions versions nodes gateways casts lives scaled
+# ARGV node-prefix instances-prefix load-prefix cast-prefix live-prefix scale-request-prefix
 _SNAPSHOT = LuaScript("""
 local function bounded(left, ttl) return math.min(left, tonumber(ttl) or left) end
+local function unexpired(ids, prefix)
+  local rows = {}
+  for _, id in ipairs(redis.call('SMEMBERS', ids)) do
+    local row = redis.call('GET', prefix .. id)
+    if row then
+      rows[#rows + 1] = {row, redis.call('PTTL', prefix .. id)}
+    else
+      redis.call('SREM', ids, id)
+    end
+  end
+  return rows
+end
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 local cursor = last[1] and last[1][1] or redis.call('XADD', KEYS[1], '*', 'Start', '')
-local nodes, instances, reports = {}, {}, {}
+local nodes, instances = {}, {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[4])) do
   local row = redis.call('HMGET', ARGV[1] .. id, 'record', 'epoch', 'ttl')
   if row[1] then
@@ -134,14 +151,6 @@ local casts = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[6])) do
   casts[#casts + 1] = redis.call('HGET', ARGV[4] .. id, 'record') or nil
 end
-for _, id in ipairs(redis.call('SMEMBERS', KEYS[5])) do
-  local report = redis.call('GET', ARGV[3] .. id)
-  if report then
-    reports[#reports + 1] = {report, redis.call('PTTL', ARGV[3] .. id)}
-  else
-    redis.call('SREM', KEYS[5], id)
-  end
-end
 local lives = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[7])) do
   local row = redis.call('HMGET', ARGV[5] .. id, 'record', 'ttl')
@@ -152,7 +161,8 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[7])) do
   end
 end
 local heads, versions = redis.call('HVALS', KEYS[2]), redis.call('HVALS', KEYS[3])
-return {cursor, heads, versions, nodes, instances, reports, casts, lives}
+local reports, requests = unexpired(KEYS[5], ARGV[3]), unexpired(KEYS[8], ARGV[6])
+return {cursor, heads, versions, nodes, instances, reports, casts, lives, requests}
 """)
 
 
@@ -209,18 +219,27 @@ class RedisNodes(RedisStore):
         )
 
     async def request_scale(self, target: ScaleTarget) -> None:
-        kind, change = feed_entry(ScaleRequested(target=target))
-        if not target.token:
-            command = ("XADD", keys.FEED, "MAXLEN", "~", self._feed_length, "*", kind, change)
-            await self._redis.call(*command)
-            return
-        await self._change(_ASK_SCALE, [keys.scale(target.token)], change, keys.SCALE_TOKEN_TTL_S)
+        _, change = feed_entry(ScaleRequested(target=target))
+        await self._change(
+            _ASK_SCALE,
+            [keys.scale(target.token), keys.scale_request(target.function), keys.SCALED],
+            target.function,
+            change,
+            keys.SCALE_TOKEN_TTL_S,
+            redis_ttl_ms(SCALE_REQUEST_S),
+        )
 
     async def snapshot(self) -> Snapshot:
-        cursor, heads, versions, nodes, instances, reports, casts, lives = await self._redis.script(
+        cursor, heads, versions, nodes, instances, reports, casts, lives, requests = await self._redis.script(
             _SNAPSHOT,
-            [keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES, keys.GATEWAYS, keys.CASTS, keys.LIVES],
-            [keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.LOAD_PREFIX, keys.CAST_PREFIX, keys.LIVE_PREFIX],
+            [
+                *(keys.FEED, keys.FUNCTIONS, keys.VERSIONS, keys.NODES),
+                *(keys.GATEWAYS, keys.CASTS, keys.LIVES, keys.SCALED),
+            ],
+            [
+                *(keys.NODE_PREFIX, keys.INSTANCES_PREFIX, keys.LOAD_PREFIX),
+                *(keys.CAST_PREFIX, keys.LIVE_PREFIX, keys.SCALE_REQUEST_PREFIX),
+            ],
         )
         return Snapshot(
             cursor=cursor.decode(),
@@ -235,6 +254,7 @@ class RedisNodes(RedisStore):
             load_reports=ordered((_load_report(raw, ttl) for raw, ttl in reports), "gateway"),
             casts=tuple(latest_first(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
             live=ordered((_live(raw, ttl) for raw, ttl in lives), "record.function", "record.version"),
+            scale_requests=ordered((_scale_requested(raw, ttl) for raw, ttl in requests), "target.function"),
         )
 
 
@@ -246,6 +266,11 @@ def _load_report(raw: bytes, ttl_ms: int) -> LoadReport:
     change = decode(LoadReport, raw, keys.LOAD_PREFIX)
     left_s = min(ttl_ms / 1000, change.ttl_s)
     return LoadReport(gateway=change.gateway, loads=change.loads, ttl_s=left_s)
+
+
+def _scale_requested(raw: bytes, ttl_ms: int) -> ScaleRequested:
+    change = decode(ScaleRequested, raw, keys.SCALE_REQUEST_PREFIX)
+    return replace(change, age_s=max(0.0, SCALE_REQUEST_S - ttl_ms / 1000))
 
 
 def _live(raw: bytes, ttl_ms: int) -> LiveChanged:

@@ -113,6 +113,7 @@ async def test_snapshot_holds_everything_and_its_cursor_is_where_the_feed_goes_o
     assert snapshot.instances == (instance(),)
     assert snapshot.load_reports[0].loads == (demand,)
     assert 0 < snapshot.load_reports[0].ttl_s <= 60
+    assert snapshot.scale_requests == ()
     wish = ScaleTarget(function="tiny", instances=2, on=("n0",), token="t")
     await state.request_scale(wish)
     assert await after(state, snapshot.cursor, 1) == [ScaleRequested(target=wish)]

@@ -5,8 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+import registry.memory.state
+import registry.redis.nodes
 from registry.errors import StaleEpoch
-from registry.records.change import InstanceChanged, LoadReport, NodeGone, NodeUp, ScaleTarget, VersionLoad
+from registry.records.change import (
+    SCALE_REQUEST_S,
+    InstanceChanged,
+    LoadReport,
+    NodeGone,
+    NodeUp,
+    ScaleTarget,
+    VersionLoad,
+)
 from registry.records.fence import Fence
 from registry.records.instance import InstanceState
 from registry.state import State
@@ -123,12 +133,36 @@ async def test_a_wish_is_announced_once_a_token(state: State):
     cursor = (await state.snapshot()).cursor
     wishes = [
         ScaleTarget(function="tiny", instances=count, token=token)
-        for count, token in ((1, "a"), (1, "a"), (2, "b"), (3, ""), (3, ""))
+        for count, token in ((1, "a"), (1, "a"), (2, "b"), (3, "c"), (1, "a"))
     ]
     for wish in wishes:
         await state.request_scale(wish)
-    changes = await after(state, cursor, 4)
-    assert [change.target.instances for change in changes] == [1, 2, 3, 3]  # type: ignore[union-attr]
+    changes = await after(state, cursor, 3)
+    assert [change.target.instances for change in changes] == [1, 2, 3]  # type: ignore[union-attr]
+
+
+async def test_a_snapshot_has_the_last_wish_of_each_function(state: State):
+    wishes = [
+        ScaleTarget(function=name, instances=count, on=("n0",), token=f"{name}{count}")
+        for name, count in (("tiny", 1), ("other", 3), ("tiny", 2))
+    ]
+    for wish in wishes:
+        await state.request_scale(wish)
+    await state.request_scale(wishes[0])  # the token is known: the wish before it stands
+    found = (await state.snapshot()).scale_requests
+    assert [one.target for one in found] == wishes[1:]
+    assert all(0 <= one.age_s < SCALE_REQUEST_S for one in found)
+
+
+async def test_a_wish_leaves_the_snapshot_when_it_is_too_old(
+    lapsing_state: tuple[State, Lapse], monkeypatch: pytest.MonkeyPatch
+):
+    for module in (registry.memory.state, registry.redis.nodes):
+        monkeypatch.setattr(module, "SCALE_REQUEST_S", LAPSE_S / 2)
+    state, lapse = lapsing_state
+    await state.request_scale(ScaleTarget(function="tiny", instances=1, token="a"))
+    await lapse()
+    assert (await state.snapshot()).scale_requests == ()
 
 
 async def test_a_lease_has_one_holder_and_a_growing_epoch(state: State):

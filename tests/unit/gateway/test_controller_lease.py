@@ -16,7 +16,7 @@ from registry.clock import FakeClock
 from registry.errors import StateUnavailable
 from registry.memory.state import MemoryState
 from registry.messages.node import RequestUsage
-from registry.records.change import Change, Snapshot
+from registry.records.change import Change, ScaleTarget, Snapshot
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import FunctionVersion, Scaling, ScalingMode
 from registry.records.instance import InstanceState
@@ -34,6 +34,7 @@ from tests.fixtures.control import (
     open_cluster,
     open_gateway,
 )
+from tests.fixtures.patience import PATIENCE_S
 
 
 async def test_one_of_two_gateways_controls_and_the_other_takes_over() -> None:
@@ -59,6 +60,15 @@ async def test_the_lease_passes_on_when_its_holder_stops() -> None:
             await third.changes.wait_for(lambda: third.stats().controller_epoch == 2)
             await third.changes.wait_for(lambda: third.state_cache.current("f") is not None)
             assert (await ask(third, make_call(version))).ids == EXPECTED
+
+
+async def test_a_gateway_carries_out_a_scale_request_from_before_its_start() -> None:
+    async with open_cluster(2, gateways=0) as cluster:
+        version = await cluster.state.create_version(make_version(), None)
+        await cluster.state.request_scale(ScaleTarget(function="f", instances=2, token="t"))
+        async with open_gateway(cluster, "g0", FAST) as control, asyncio.timeout(PATIENCE_S):
+            key = VersionKey("f", version.version)
+            await control.changes.wait_for(lambda: len(control.state_cache.ready(key)) == 2)
 
 
 async def test_a_held_call_is_served_after_a_takeover() -> None:
