@@ -2,12 +2,12 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.result_files import FigureError, ResultFiles
-from benchmarks.paper.sources import Source
+from benchmarks.paper.sources import Sources
 
 _SPREAD = ("min ", "max ")
 CLAIMS = Path(__file__).with_name("claims.toml")
@@ -28,7 +28,7 @@ class Figure:
         """The names of the records that the expression reads."""
         return set(re.findall(r"(?<![.\w-])([A-Za-z][\w-]*)\.", self.expression))
 
-    def cell(self, sources: Mapping[str, Source], results: ResultFiles) -> str:
+    def cell(self, sources: Sources, results: ResultFiles) -> str:
         """Return the marked figure, with the least and greatest of repeats; "" if no file has it."""
         values = self.values(sources, results)
         if not values:
@@ -41,10 +41,9 @@ class Figure:
             f"{text} ({'–'.join(self._marked(*one) for one in zip((least, greatest), _SPREAD, strict=True))})"
         )
 
-    def values(self, sources: Mapping[str, Source], results: ResultFiles) -> Sequence[float]:
+    def values(self, sources: Sources, results: ResultFiles) -> Sequence[float]:
         """Return the median, least and greatest of repeats, nothing if no file has the figure."""
-        source = sources.get(self.source)
-        if source is None or not source.quotes(self.expression):
+        if self.source not in sources:
             return ()
         try:
             found = [results.evaluate(f"{word}{self.source} {self.expression}") for word in ("", *_SPREAD)]

@@ -23,7 +23,7 @@ from benchmarks.paper.headline import (
 from benchmarks.paper.parts import FROM_ZERO_MODES, PARTS
 from benchmarks.paper.pictures import pictures
 from benchmarks.paper.plan import faults
-from benchmarks.paper.sources import Source, find_sources
+from benchmarks.paper.sources import Sources, find_sources
 
 PAGE = ROOT / "docs" / "RESULTS.md"
 TEMPLATE = Path(__file__).with_name("page.md")
@@ -37,13 +37,13 @@ OMITTED = "not in these runs"
 class Page:
     """What a page is made from: the sources that there are, and their files."""
 
-    sources: Mapping[str, Source]
+    sources: Sources
     results: ResultFiles
     path: Path
 
     def names(self) -> str:
         """Return the short names of the files, which the figures use."""
-        lines = (f"{name}: {' '.join(one.files)}" for name, one in self.sources.items())
+        lines = (f"{name}: {' '.join(files)}" for name, files in self.sources.items())
         return "\n".join(["<!-- results", *lines, "-->"])
 
     def dates(self) -> str:
@@ -67,7 +67,7 @@ class Page:
 
     def _headline(self, scenarios: Mapping[str, str], rows: Sequence[Row]) -> str:
         return _table(
-            ["", "paper", "goal", *map(self._scenario, scenarios)],
+            ["", "paper", "goal", *map(_scenario, scenarios)],
             [
                 [row.label, row.reports, row.goal, *(self._verdict(row, source) for source in scenarios)]
                 for row in rows
@@ -80,8 +80,7 @@ class Page:
 
     def _measures(self, sources: Sequence[str]) -> str:
         found = [source for source in sources if source in self.sources]
-        full = [source for source in found if self.sources[source].earlier is None]
-        tables = [self._measure(measure, full or found) for measure in MEASURES]
+        tables = [self._measure(measure, found) for measure in MEASURES]
         return "\n\n".join(one for one in tables if one)
 
     def claims(self, claims: Sequence[Claim]) -> str:
@@ -89,10 +88,7 @@ class Page:
         goals = claims[0].paper not in PAPERS
         heads = ["", "goal"] if goals else ["figure", "paper"]
         heads += ["ours", "what differs", "does emulation flatter or hurt us?"]
-        rows = [
-            [one.figure, one.reports, self._ours(one), f"{one.differs}{self._notes(one)}", one.effect]
-            for one in claims
-        ]
+        rows = [[one.figure, one.reports, self._ours(one), one.differs, one.effect] for one in claims]
         return _table(heads, rows)
 
     def robust(self) -> str:
@@ -127,7 +123,7 @@ class Page:
         ]
         if not rows:
             return "Every part has run."
-        text = "Until then rows quote an earlier record, if there is one. `make paper PARTS=NAME` runs one."
+        text = "`make paper PARTS=NAME` runs one."
         return f"{text}\n\n{_table(['part', 'minutes', 'what it shows'], rows)}"
 
     def files(self) -> str:
@@ -139,46 +135,28 @@ class Page:
                 str(origins[file].get("date", "")),
                 _short(str(origins[file].get("commit", ""))),
                 str(origins[file].get("machine", "")),
-                source.earlier.note if source.earlier else "",
             ]
-            for source in self.sources.values()
-            for file in source.files
+            for file in self._files()
         ]
-        return _table(["file", "date", "commit", "machine", ""], rows)
+        return _table(["file", "date", "commit", "machine"], rows)
 
     def _ours(self, claim: Claim) -> str:
         """Return a claim's figures, and what is missing."""
         cells = [(one, one.cell(self.sources, self.results)) for one in claim.ours]
         found = [f"{one.label}: {cell}" for one, cell in cells if cell]
         missing = dict.fromkeys(one.source for one, cell in cells if not cell)
-        waiting = [name for name in missing if name not in self.sources or self.sources[name].earlier]
+        waiting = [name for name in missing if name not in self.sources]
         unrun = " ".join(f"`{name}`" for name in waiting or ([claim.part] if claim.part else []))
         if unrun:
             found.append(f"{'the rest ' if found else ''}{NOTHING}: {unrun}")
         return "; ".join(found) or claim.answer or UNCOUNTED
-
-    def _notes(self, claim: Claim) -> str:
-        """Return notes on the earlier files that stand in for a claim's parts."""
-        used = {one.source for one in claim.ours if one.cell(self.sources, self.results)}
-        notes = dict.fromkeys(
-            source.earlier.note
-            for name, source in self.sources.items()
-            if name in used and source.earlier is not None
-        )
-        return "".join(f". Earlier record: {note}" for note in notes)
-
-    def _scenario(self, source: str) -> str:
-        """Return a scenario's heading, with a note on an earlier record that stands in for it."""
-        found = self.sources.get(source)
-        note = f" (earlier record: {found.earlier.note})" if found is not None and found.earlier else ""
-        return {**SCENARIOS, **FROM_ZERO, **ZERO_COPIES}[source] + note
 
     def _verdict(self, row: Row, source: str) -> str:
         """Return a row's figure of a source, and whether it reaches the goal."""
         figure = replace(row.figure, source=source)
         values = figure.values(self.sources, self.results)
         if not values:
-            if source not in self.sources or self.sources[source].earlier:
+            if source not in self.sources:
                 return NOTHING
             return UNCOUNTED if figure.modes <= _modes(source) else OMITTED
         cell = figure.cell(self.sources, self.results)
@@ -194,16 +172,14 @@ class Page:
             f"title: {measure.title}",
             f"value: {measure.field} {measure.format} {measure.unit}".rstrip(),
             *(["relative: hypercast .2f"] if measure.relative else []),
-            *(f"column: {self._scenario(source)}: {source}" for source in columns),
+            *(f"column: {_scenario(source)}: {source}" for source in columns),
             *(f"row: {LABELS[name]}: {name}" for name in rows),
         ]
         return "\n".join(["<!-- table", *lines, "-->", "<!-- /table -->"])
 
     def _may(self, measure: Measure, source: str, name: str) -> bool:
         """Return whether a row may have this record's cell: it has the measure, or there is no record."""
-        if not self.results.has(source, name):
-            return True
-        return self.sources[source].quotes(name) and self._has(measure, source, name)
+        return not self.results.has(source, name) or self._has(measure, source, name)
 
     def _has(self, measure: Measure, source: str, name: str) -> bool:
         try:
@@ -213,7 +189,7 @@ class Page:
         return True
 
     def _files(self) -> Sequence[str]:
-        return [file for source in self.sources.values() for file in source.files]
+        return [file for files in self.sources.values() for file in files]
 
     def _origins(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return each file with the facts about its run, which lie in `run` or in `params`."""
@@ -225,6 +201,11 @@ class Page:
         return found
 
 
+def _scenario(source: str) -> str:
+    """Return a scenario's heading."""
+    return {**SCENARIOS, **FROM_ZERO, **ZERO_COPIES}[source]
+
+
 def _modes(source: str) -> set[str]:
     return {name for part in PARTS.values() if part.source == source for name in part.expects}
 
@@ -233,7 +214,7 @@ def page(results: Path, path: Path = PAGE) -> str:
     """Return the page's text. Raises FigureError."""
     files = ResultFiles(results)
     sources = find_sources(results)
-    files.short_names = {name: one.files for name, one in sources.items()}
+    files.short_names = sources
     made = Page(sources, files, path)
     text = TEMPLATE.read_text()
     claims = read_claims()

@@ -17,6 +17,8 @@ MODES = (
 )
 SOME = ("hypercast", "hypercast-pipeline", "serverlessllm", "faasnet", "ideal")
 REPEATS = 3
+# A turn of these four takes an hour.
+FROM_ZERO_REPEATS = 2
 BURST = "--half second --start burst --minutes 5 --speedup 5 --slower 1"
 # A cast of a 1000th of 13B to 8 nodes takes all of two processors, and 0.9 s instead of 0.55 s: at a 4000th
 # they are mostly idle, and starts take what the model says.
@@ -68,12 +70,15 @@ def _trace(source: str, options: str, modes: Sequence[str], minutes: float, show
     return replace(part, testbed=True, expects=modes)
 
 
-def _repeats(part: Part) -> list[Part]:
-    return [replace(part, name=f"{part.name}-{number}") for number in range(1, REPEATS + 1)]
+def _repeats(scenarios: Sequence[Part], count: int) -> list[Part]:
+    """Return the scenarios in turns."""
+    return [
+        replace(part, name=f"{part.name}-{number}") for number in range(1, count + 1) for part in scenarios
+    ]
 
 
 def _traces() -> list[Part]:
-    """Return the trace runs that are reported: two traces, two sizes, three repeats, in turns."""
+    """Return the trace runs that are reported: two traces, two sizes, repeated in turns."""
     scenarios = [
         _trace(
             f"trace-{trace}-{nodes}-nodes",
@@ -85,7 +90,7 @@ def _traces() -> list[Part]:
         for trace, words, kept in (("conv", "conversation", " --sample 0.5"), ("code", "code", ""))
         for nodes in (8, 12)
     ]
-    scenarios += [
+    from_zero = [
         _trace(
             f"trace-zero-{trace}-{nodes}-nodes",
             f"--trace azure-{trace}{kept} {FROM_ZERO} --nodes {nodes}",
@@ -96,7 +101,7 @@ def _traces() -> list[Part]:
         for trace, words, kept in (("code", "code", ""), ("conv", "conversation", " --sample 0.4"))
         for nodes in (12, 8)
     ]
-    return [part for turn in zip(*map(_repeats, scenarios), strict=True) for part in turn]
+    return [*_repeats(scenarios, REPEATS), *_repeats(from_zero, FROM_ZERO_REPEATS)]
 
 
 def _more_traces() -> list[Part]:
@@ -105,14 +110,12 @@ def _more_traces() -> list[Part]:
     few = ("hypercast", "hypercast-pipeline", "faasnet", "ideal")
     half_speed = BURST.replace("--slower 1", "--slower 2")
     return [
-        *_repeats(
-            _trace(
-                "trace-ablation",
-                f"--trace azure-conv {SNIPPET} --nodes 8 --policy concurrency",
-                ("serverlessllm", "faasnet", "stop-the-world", "hypercast-pipeline"),
-                6,
-                "network, multicast, live serving and policy one after the other",
-            )
+        _trace(
+            "trace-ablation",
+            f"--trace azure-conv {SNIPPET} --nodes 8 --policy concurrency",
+            ("serverlessllm", "faasnet", "stop-the-world", "hypercast-pipeline"),
+            6,
+            "network, multicast, live serving and policy one after the other",
         ),
         *(
             _trace(

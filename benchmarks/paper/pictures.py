@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.harness.result_files import ResultFiles
 from benchmarks.live_picture.draw import draw as draw_live_picture
 from benchmarks.paper.charts import ABLATION_SOURCES, plot_ablation, plot_block_arrivals, plot_multicast
-from benchmarks.paper.sources import Source, find_sources
+from benchmarks.paper.sources import Sources, find_sources
 from benchmarks.scaleout.plot import plot as plot_scaleout
 from benchmarks.trace.plot import plot as plot_trace
 
@@ -17,27 +17,21 @@ Rows = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One plot of some sources; `draw` gets the rows of each, with `own` none of earlier files."""
+    """One plot of some sources; `draw` gets the rows of each."""
 
     name: str
     says: str
     sources: Sequence[str]
     draw: Callable[[Mapping[str, Rows], Path], None]
-    own: bool = False
-
-    def is_drawn(self, sources: Mapping[str, Source]) -> bool:
-        """Return whether there are all sources."""
-        found = [sources.get(name) for name in self.sources]
-        return all(one is not None and not (self.own and one.earlier) for one in found)
 
     @property
     def file(self) -> str:
         return f"paper-{self.name}.png"
 
 
-def pictures(sources: Mapping[str, Source]) -> list[Picture]:
+def pictures(sources: Sources) -> list[Picture]:
     """Return the plots of which there are all sources."""
-    return [picture for picture in PICTURES if picture.is_drawn(sources)]
+    return [picture for picture in PICTURES if sources.keys() >= set(picture.sources)]
 
 
 def draw(results: Path) -> list[Path]:
@@ -45,7 +39,9 @@ def draw(results: Path) -> list[Path]:
     files, sources = ResultFiles(results), find_sources(results)
     written = []
     for picture in pictures(sources):
-        rows = {name: _rows(sources[name], files) for name in picture.sources}
+        rows = {
+            name: median_rows([files.records(file) for file in sources[name]]) for name in picture.sources
+        }
         written.append(results / picture.file)
         picture.draw(rows, written[-1])
     return written
@@ -61,13 +57,6 @@ def median_rows(repeats: Sequence[Rows]) -> Rows:
         counting = [row for row in same if row.get("counts") is not False] or same
         found.append(sorted(counting, key=lambda row: float(row["gpu_s"]))[(len(counting) - 1) // 2])
     return found
-
-
-def _rows(source: Source, files: ResultFiles) -> Rows:
-    """Return the rows that stand for a source: of earlier files those that are quoted."""
-    without = source.earlier.without if source.earlier else ()
-    rows = median_rows([files.records(file) for file in source.files])
-    return [row for row in rows if row.get("name") not in without]
 
 
 def _of(plot: Callable[[Rows, Path], None]) -> Callable[[Mapping[str, Rows], Path], None]:
@@ -111,7 +100,6 @@ PICTURES: Sequence[Picture] = (
         says="Arrival of blocks in casts over shaped links",
         sources=("multicast",),
         draw=_of(plot_block_arrivals),
-        own=True,
     ),
     _picture("sim-multicast", "Casts of 7B, 13B and 70B, simulated", plot_multicast),
     _picture(

@@ -15,7 +15,7 @@ from benchmarks.paper.headline import FROM_ZERO, LABELS, ROBUST, SCENARIOS, ZERO
 from benchmarks.paper.page import NOTHING, PAGE, page
 from benchmarks.paper.parts import MODES, PARTS
 from benchmarks.paper.pictures import PICTURES, draw, median_rows
-from benchmarks.paper.sources import EARLIER, Source, find_sources
+from benchmarks.paper.sources import find_sources
 from benchmarks.tables import RESULTS, update
 
 Rows = list[dict[str, Any]]
@@ -26,7 +26,7 @@ NETWORK = {
     "between_nodes_bytes": 5e10,
     "gateway_bytes": 1e7,
 }
-TRACE = "trace-conv-first-half-8-nodes-2026-11-24.json"
+TRACE = "paper-trace-conv-8-nodes-1.json"
 
 
 def read(file: str) -> Rows:
@@ -53,15 +53,9 @@ def sample(source: str, number: int) -> Rows:
         assert modes is not None
         return trace_rows(modes.expects, 100.0 + number)
     if source.startswith("scaleout-"):
-        row = read("scaleout-13b-k1-host-2026-11-23.json")[0]
+        row = read("paper-scaleout-13b-k1.json")[0]
         return [{**row, "name": name} for name in (*PARTS[source].expects, "serverlessllm-ssd")]
-    rows = read(EARLIER[source].file if source in EARLIER else PARTS[source].file)
-    if source == "sim-multicast":
-        more = [copy.deepcopy(row) for row in rows if row["params"]["nodes"] == 8]
-        for row in more:
-            row["params"]["nodes"] = 12
-        rows += more
-    return rows
+    return read(PARTS[source].file)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +74,8 @@ def checkout(tmp_path: Path) -> tuple[Path, Path]:
     results, docs = tmp_path / "benchmarks" / "results", tmp_path / "docs"
     results.mkdir(parents=True)
     docs.mkdir()
-    for source in find_sources(RESULTS).values():
-        for file in source.files:
+    for files in find_sources(RESULTS).values():
+        for file in files:
             (results / file).write_bytes((RESULTS / file).read_bytes())
     copied = docs / PAGE.name
     copied.write_bytes(PAGE.read_bytes())
@@ -115,7 +109,7 @@ def test_a_figure_changed_by_hand_is_found(checkout: tuple[Path, Path]) -> None:
 
 def test_a_changed_result_changes_the_page(checkout: tuple[Path, Path]) -> None:
     results, copied = checkout
-    file = find_sources(results)["scaleout-13b-k4"].files[0]
+    file = find_sources(results)["scaleout-13b-k4"][0]
     rows = json.loads((results / file).read_text())
     rows[0]["half_peak_s"] *= 2
     (results / file).write_text(json.dumps(rows))
@@ -144,7 +138,7 @@ def test_the_page_has_no_figure_of_our_own_without_a_marker() -> None:
 
 def test_every_claim_can_be_filled(complete: Path) -> None:
     sources, results = find_sources(complete), ResultFiles(complete)
-    results.short_names = {name: one.files for name, one in sources.items()}
+    results.short_names = sources
     claims = read_claims()
     empty = [one for claim in claims for one in claim.ours if not one.cell(sources, results)]
     assert not empty
@@ -199,7 +193,6 @@ def test_every_part_is_used() -> None:
         | {name for one in PICTURES for name in one.sources}
     )
     assert {part.source for part in PARTS.values()} <= used
-    assert set(EARLIER) <= {part.source for part in PARTS.values()}
 
 
 def test_repeats_are_medians_with_their_spread(complete: Path) -> None:
@@ -236,22 +229,11 @@ def test_what_does_not_count_is_listed_and_not_quoted(complete: Path, tmp_path: 
 # --- sources and pictures
 
 
-def test_files_of_parts_come_before_earlier_ones(tmp_path: Path) -> None:
-    earlier = EARLIER["ablation"].file
-    (tmp_path / earlier).write_text("[]")
-    assert find_sources(tmp_path)["ablation"].files == [earlier]
-    (tmp_path / "paper-ablation.json").write_text("[]")
-    found = find_sources(tmp_path)["ablation"]
-    assert found.files == ["paper-ablation.json"] and found.earlier is None
-    (tmp_path / "paper-trace-conv-8-nodes-3.json").write_text("[]")
-    assert find_sources(tmp_path)["trace-conv-8-nodes"].files == ["paper-trace-conv-8-nodes-3.json"]
-
-
-def test_records_that_an_earlier_file_has_wrong_are_not_quoted() -> None:
-    source = Source(name="one", files=[TRACE], earlier=EARLIER["trace-conv-8-nodes"])
-    assert source.quotes("hypercast.gpu_s / serverlessllm-allcache.gpu_s")
-    assert not source.quotes("hypercast.gpu_s / serverlessllm.gpu_s - 1 * -100")
-    assert not source.quotes("hypercast.slo_5x_attainment")
+def test_a_source_has_the_files_of_those_repeats_that_have_run(tmp_path: Path) -> None:
+    there = [f"paper-trace-conv-8-nodes-{number}.json" for number in (1, 3)]
+    for file in there:
+        (tmp_path / file).write_text("[]")
+    assert find_sources(tmp_path) == {"trace-conv-8-nodes": there}
 
 
 def test_a_picture_shows_the_median_run_that_counts() -> None:
@@ -264,7 +246,7 @@ def test_a_picture_shows_the_median_run_that_counts() -> None:
 
 def test_pictures_are_drawn_for_what_there_is(complete: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    files = sorted({file for source in find_sources(complete).values() for file in source.files})
+    files = sorted({file for files in find_sources(complete).values() for file in files})
     few = ("trace-conv-8-nodes", "trace-ablation", "sim-multicast")
     for file in files:
         if file.removeprefix("paper-").startswith(few):
