@@ -39,7 +39,7 @@ def trace_rows(names: Sequence[str], gpu_s: float = 100.0) -> Rows:
     found = []
     for place, name in enumerate(names):
         row = {**copy.deepcopy(read(TRACE)[0]), "name": name, "gpu_s": gpu_s + 10 * place}
-        row |= {"decision_ms": {"p50": 20.0, "p90": 60.0}, "lowered_after_s": {"least": 0.6}}
+        row |= {"decision_ms": {"p50": 20.0, "p90": 60.0, "most": 90.0}, "lowered_after_s": {"least": 0.6}}
         row |= {"ttft_by_rate": BY_RATE, "ttft_by_start": {"hot": BY_RATE[0], "cold": BY_RATE[0]}}
         row |= {"turns": 0, "starts": {"cold": 8, "warm": 2}, "slo_5x_attainment": 0.9, "network": NETWORK}
         found.append(row)
