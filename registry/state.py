@@ -13,7 +13,7 @@ from registry.records.api_key import ApiKey, SpendPeriod
 from registry.records.audit import CHANGES, AuditEntry, AuditLogName, AuditOutcome, AuditPage, AuditQuery
 from registry.records.batch import BatchCounts, BatchRecord, FileRecord
 from registry.records.cast import CastProgress, CastRecord, CastStatus
-from registry.records.change import Change, ScaleTarget, Snapshot, VersionLoad
+from registry.records.change import SCALE_REQUEST_S, Change, ScaleTarget, Snapshot, VersionLoad
 from registry.records.fence import NO_FENCE, Fence
 from registry.records.function import Access, Function, FunctionVersion, Scaling
 from registry.records.function_changes import AccessStep, keep_access
@@ -191,7 +191,9 @@ class ClusterState(SecretState, Protocol):
 
     async def put_load_report(self, gateway: str, loads: Sequence[VersionLoad], ttl_s: float) -> None: ...
 
-    async def request_scale(self, target: ScaleTarget) -> None: ...
+    async def request_scale(self, target: ScaleTarget, ttl_s: float = SCALE_REQUEST_S) -> None:
+        """Publish a scale request, once per token; it is valid for `ttl_s`."""
+        ...
 
     async def put_cast(self, record: CastRecord) -> None:
         """Publish a cast, which is kept for an hour after its last change.

@@ -26,7 +26,7 @@ class NodeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedScaleRequest:
-    """An operator's scale target and when it was received (monotonic)."""
+    """An operator's scale target and until when it is valid (monotonic)."""
 
     target: ScaleTarget
-    received_s: float
+    deadline_s: float

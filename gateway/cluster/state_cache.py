@@ -141,10 +141,8 @@ class ClusterStateCache:
             self._put_load_report(demand, now)
         self.casts = CastCache(snapshot.casts)
         self.live.load(snapshot.live, now, GRACE_S)
-        received = {request.target.token for request in self.scale_requests}
         for request in snapshot.scale_requests:
-            if request.target.token not in received:
-                self._put_scale_request(request, now)
+            self._put_scale_request(request, now)
 
     def apply(self, change: Change, now: float) -> None:
         """Apply one change of the feed."""
@@ -480,8 +478,9 @@ class ClusterStateCache:
         self._ready.clear()
 
     def _put_scale_request(self, change: ScaleRequested, now: float) -> None:
-        received = ReceivedScaleRequest(target=change.target, received_s=now - change.age_s)
-        self.scale_requests.append(received)
+        target = change.target
+        if all(known.target.token != target.token for known in self.scale_requests):
+            self.scale_requests.append(ReceivedScaleRequest(target=target, deadline_s=now + change.ttl_s))
 
     def _put_load_report(self, change: LoadReport, now: float) -> None:
         if change.loads:

@@ -6,7 +6,6 @@ from gateway.cluster.state_cache import VersionKey
 from gateway.planning.actions import Action
 from gateway.planning.policy import FunctionLoad, ScalingDecision
 from gateway.planning.work import NO_TOKENS, TokenLoad
-from registry.records.change import SCALE_REQUEST_S
 from registry.records.function import FunctionTask, Scaling, ScalingMode
 from registry.records.live import InstanceRole
 
@@ -32,7 +31,6 @@ class PlannerSettings:
     drain_grace_s: float = 600.0
     delete_grace_s: float = 30.0
     record_wait_s: float = 10.0
-    request_age_s: float = SCALE_REQUEST_S
     no_source_s: float = 5.0
     share_after_s: float = 5.0
     late_calls_s: float = 1.0

@@ -132,12 +132,12 @@ class ScalingPlanner:
         self.backoff.clear_deadline(key)
 
     def _apply_scale_requests(self, state_cache: ClusterStateCache, now: float) -> None:
-        """Apply operators' scale requests, each once, and none from before this controller's time."""
+        """Apply operators' valid scale requests, each once."""
         for request in state_cache.scale_requests:
             target = request.target
-            if now - request.received_s > self._settings.request_age_s or target.token in self._seen_requests:
+            if now > request.deadline_s or target.token in self._seen_requests:
                 continue
-            self._seen_requests[target.token] = request.received_s
+            self._seen_requests[target.token] = request.deadline_s
             head = state_cache.functions.get(target.function)
             if head is None:
                 continue
@@ -147,8 +147,7 @@ class ScalingPlanner:
             if target.on and target.instances:
                 self._affinities[key] = NodeAffinity(on=target.on, instances=target.instances)
             self.backoff.reset(key)
-        old = now - 2 * self._settings.request_age_s
-        self._seen_requests = {token: at for token, at in self._seen_requests.items() if at > old}
+        self._seen_requests = {token: at for token, at in self._seen_requests.items() if at >= now}
 
     def _stop_orphans(self, state_cache: ClusterStateCache, plan: Plan) -> None:
         """Stop the instances of deleted functions."""

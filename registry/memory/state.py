@@ -132,7 +132,7 @@ class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
         self._nodes: dict[str, _StoredNode] = {}
         self._load_reports: dict[str, tuple[LoadReport, float]] = {}
         self._scale_tokens: set[str] = set()
-        self._scale_requests: dict[str, tuple[ScaleRequested, float]] = {}  # with when they were made
+        self._scale_requests: dict[str, tuple[ScaleRequested, float]] = {}
         self._leases: dict[str, _Lease] = {}
         self._incarnation = ""
         self._keys: dict[str, ApiKey] = {}
@@ -264,12 +264,12 @@ class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
         self._load_reports[gateway] = change, self._clock.monotonic_s() + ttl_s
         self._feed.publish(change)
 
-    async def request_scale(self, target: ScaleTarget) -> None:
+    async def request_scale(self, target: ScaleTarget, ttl_s: float = SCALE_REQUEST_S) -> None:
         if target.token in self._scale_tokens:
             return
         self._scale_tokens.add(target.token)
-        change = ScaleRequested(target=target)
-        self._scale_requests[target.function] = change, self._clock.monotonic_s()
+        change = ScaleRequested(target=target, ttl_s=ttl_s)
+        self._scale_requests[target.function] = change, self._clock.monotonic_s() + ttl_s
         self._feed.publish(change)
 
     async def put_cast(self, record: CastRecord) -> None:
@@ -350,9 +350,9 @@ class MemoryState(MemoryLedger, MemoryAudit, MemoryJobs, State):
                 if expires_at > now
             ),
             scale_requests=tuple(
-                replace(change, age_s=now - made_at)
-                for _, (change, made_at) in sorted(self._scale_requests.items())
-                if now - made_at < SCALE_REQUEST_S
+                replace(change, ttl_s=expires_at - now)
+                for _, (change, expires_at) in sorted(self._scale_requests.items())
+                if expires_at > now
             ),
         )
 

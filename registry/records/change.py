@@ -8,7 +8,7 @@ from registry.records.instance import InstanceRecord
 from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 
-# A controller does not carry out a scale request that is older than this.
+# For so long a scale request may wait for a controller that carries it out.
 SCALE_REQUEST_S = 15.0
 
 
@@ -141,10 +141,10 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRequested:
-    """A scale request of an operator, made `age_s` ago: not 0 only in a snapshot."""
+    """A scale request of an operator, valid for `ttl_s` from its arrival."""
 
     target: ScaleTarget
-    age_s: float = 0.0
+    ttl_s: float = SCALE_REQUEST_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +187,8 @@ Change = (
 class Snapshot:
     """The whole shared state at one point of the feed; `cursor` is where to watch from.
 
-    Of scale requests it has the last of each function that is not older than `SCALE_REQUEST_S`: a controller
-    that follows the feed only from `cursor` on carries these out.
+    Of scale requests it has the last valid one of each function: a controller that follows the feed only from
+    `cursor` on carries these out.
     """
 
     cursor: str

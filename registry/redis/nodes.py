@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from registry import keys
 from registry.codec import decode, encode
@@ -24,6 +25,8 @@ from registry.records.live import LiveRecord
 from registry.records.node import NodeRecord
 from registry.redis.connections import LuaScript
 from registry.redis.store import WRITE_WHEN_FULL, RedisStore, change_script, feed_entry, ordered, redis_ttl_ms
+
+T = TypeVar("T", LoadReport, ScaleRequested)
 
 # KEYS epochs; ARGV node
 _NEXT_EPOCH = LuaScript(WRITE_WHEN_FULL + "return redis.call('HINCRBY', KEYS[1], ARGV[1], 1)")
@@ -218,15 +221,15 @@ class RedisNodes(RedisStore):
             _PUT_LOAD_REPORT, [keys.load_report(gateway), keys.GATEWAYS], gateway, change, redis_ttl_ms(ttl_s)
         )
 
-    async def request_scale(self, target: ScaleTarget) -> None:
-        _, change = feed_entry(ScaleRequested(target=target))
+    async def request_scale(self, target: ScaleTarget, ttl_s: float = SCALE_REQUEST_S) -> None:
+        _, change = feed_entry(ScaleRequested(target=target, ttl_s=ttl_s))
         await self._change(
             _ASK_SCALE,
             [keys.scale(target.token), keys.scale_request(target.function), keys.SCALED],
             target.function,
             change,
             keys.SCALE_TOKEN_TTL_S,
-            redis_ttl_ms(SCALE_REQUEST_S),
+            redis_ttl_ms(ttl_s),
         )
 
     async def snapshot(self) -> Snapshot:
@@ -251,10 +254,18 @@ class RedisNodes(RedisStore):
             instances=ordered(
                 (decode(InstanceRecord, raw, keys.INSTANCES_PREFIX) for raw in instances), "instance_id"
             ),
-            load_reports=ordered((_load_report(raw, ttl) for raw, ttl in reports), "gateway"),
+            load_reports=ordered(
+                (_with_ttl_left(LoadReport, raw, ttl, keys.LOAD_PREFIX) for raw, ttl in reports), "gateway"
+            ),
             casts=tuple(latest_first(decode(CastRecord, raw, keys.CAST_PREFIX) for raw in casts)),
             live=ordered((_live(raw, ttl) for raw, ttl in lives), "record.function", "record.version"),
-            scale_requests=ordered((_scale_requested(raw, ttl) for raw, ttl in requests), "target.function"),
+            scale_requests=ordered(
+                (
+                    _with_ttl_left(ScaleRequested, raw, ttl, keys.SCALE_REQUEST_PREFIX)
+                    for raw, ttl in requests
+                ),
+                "target.function",
+            ),
         )
 
 
@@ -262,15 +273,10 @@ def _node_up(raw: bytes, ttl_ms: int) -> NodeUp:
     return NodeUp(record=decode(NodeRecord, raw, keys.NODE_PREFIX), ttl_s=ttl_ms / 1000)
 
 
-def _load_report(raw: bytes, ttl_ms: int) -> LoadReport:
-    change = decode(LoadReport, raw, keys.LOAD_PREFIX)
-    left_s = min(ttl_ms / 1000, change.ttl_s)
-    return LoadReport(gateway=change.gateway, loads=change.loads, ttl_s=left_s)
-
-
-def _scale_requested(raw: bytes, ttl_ms: int) -> ScaleRequested:
-    change = decode(ScaleRequested, raw, keys.SCALE_REQUEST_PREFIX)
-    return replace(change, age_s=max(0.0, SCALE_REQUEST_S - ttl_ms / 1000))
+def _with_ttl_left(kind: type[T], raw: bytes, ttl_ms: int, key: str) -> T:
+    """Decode a change, and return it with the part of its time to live that is left."""
+    change = decode(kind, raw, key)
+    return replace(change, ttl_s=min(ttl_ms / 1000, change.ttl_s))
 
 
 def _live(raw: bytes, ttl_ms: int) -> LiveChanged:

@@ -100,16 +100,16 @@ def test_final_states_remove_the_record_and_failed_starts_are_counted() -> None:
     assert state_cache.backoff.failures(KEY) == []  # it had been ready: no failure of a start
 
 
-def test_wishes_of_a_snapshot_are_as_old_as_it_says_and_come_once() -> None:
+def test_wishes_of_a_snapshot_are_valid_for_as_long_as_it_says_and_come_once() -> None:
     state_cache = ClusterStateCache()
     old, new = (
-        ScaleRequested(target=ScaleTarget(function="f", instances=count, token=str(count)), age_s=age_s)
-        for count, age_s in ((1, 0.0), (2, 3.0))
+        ScaleRequested(target=ScaleTarget(function="f", instances=count, token=str(count)), ttl_s=ttl_s)
+        for count, ttl_s in ((1, 15.0), (2, 12.0))
     )
     state_cache.apply(old, 5)
     for now in (10, 11):
-        state_cache.load(replace(EMPTY, scale_requests=(replace(old, age_s=now - 5.0), new)), now)
-    assert [(w.target.instances, w.received_s) for w in state_cache.scale_requests] == [(1, 5), (2, 7)]
+        state_cache.load(replace(EMPTY, scale_requests=(replace(old, ttl_s=20.0 - now), new)), now)
+    assert [(w.target.instances, w.deadline_s) for w in state_cache.scale_requests] == [(1, 20), (2, 22)]
 
 
 def test_functions_versions_and_wishes() -> None:
@@ -119,7 +119,7 @@ def test_functions_versions_and_wishes() -> None:
     assert state_cache.current("f") == make_version(version=2)
     wish = ScaleRequested(target=ScaleTarget(function="f", instances=2, token="t"))
     state_cache.apply(wish, 5)
-    assert [(w.target.instances, w.received_s) for w in state_cache.scale_requests] == [(2, 5)]
+    assert [(w.target.instances, w.deadline_s) for w in state_cache.scale_requests] == [(2, 20)]
     state_cache.apply(FunctionDeleted(name="f"), 6)
     assert state_cache.current("f") is None and state_cache.versions() == []
 
